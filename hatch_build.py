@@ -30,7 +30,8 @@ HOT = {
     "policy/dispatch": "admit dispatcher hedge intake passage port prefills queues quoting races reads retry sending"
     " turns versions",
     "policy/promises": "promise quotes",
-    "policy/replicas": "allowance book entry full gradient health index outlier prefix_index route session_ring signs",
+    "policy/replicas": "allowance book entry full gradient health index outlier prefix_index route session_ring signs"
+    " sleepers",
     "policy/tenants": "fair limits shared_limits standing_room",
     "replica": "call connection dialects http openai sse",
     "sim": "chains fleet gateway intake longest memory pace replica service watch world",

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headgate.fleet.controller import Nap
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.member import Demand, Work
@@ -61,6 +62,10 @@ class FakeHands:
     wanted: Demand = field(default_factory=Demand)
     answering: bool = True
     phases: dict[str, float] = field(default_factory=dict)
+    rested: list[str] = field(default_factory=list)
+    """Who was told to sleep or to wake."""
+    nap: Nap | Exception = field(default_factory=lambda: Nap("asleep", ""))
+    cannot_wake: str = ""
 
     def join(self, replica: Replica, ready: Callable[[], None]) -> None:
         assert replica.id not in self.joined
@@ -86,6 +91,18 @@ class FakeHands:
 
     def work(self, replica_id: ReplicaId, now: float) -> Work:
         return self.works.get(replica_id, Work(slots=4))
+
+    async def sleep(self, replica_id: ReplicaId, wake_s: float) -> Nap:
+        self.rested.append(f"sleep {replica_id}")
+        if isinstance(self.nap, Exception):
+            raise self.nap
+        return self.nap
+
+    async def wake(self, replica_id: ReplicaId, wake_s: float, limit_s: float) -> str:
+        self.rested.append(f"wake {replica_id}")
+        if isinstance(self.nap, Exception):
+            raise self.nap
+        return self.cannot_wake
 
     async def answers(self, replica_id: ReplicaId) -> bool:
         return self.answering

@@ -8,12 +8,13 @@ import pytest
 
 from headgate.config.fleet import FleetConfig
 from headgate.config.scale import ScaleConfig
-from headgate.fleet.controller import Controller
+from headgate.fleet.controller import Controller, Nap
 from headgate.fleet.port import Appeared, Spec, Vanished
 from headgate.model.errors import StartupError
 from headgate.policy.scaling.lifecycle import Lifecycle
 from headgate.policy.scaling.member import Demand, Work
-from headgate.policy.scaling.pool import OUT_FOR_S
+from headgate.policy.scaling.placement import Sleep
+from headgate.policy.scaling.pool import OUT_FOR_S, STOP_GRACE_S
 from headgate.policy.scaling.scale import Action, Activate, Decision, Drain, Park, PoolView, Scaler, Start
 from tests.fleet.double import FakeFleet, FakeHands, replica, settle
 from tests.wire.serving import until
@@ -399,5 +400,92 @@ def test_decisions_are_kept_with_their_reasons_and_not_repeated() -> None:
             await s.look()
             assert s.notes("decision") == ["1 to serve, 0 parked: start 1 | because"]
             assert s.controller.news()["notes"][0]["text"] == "1 to serve, 0 parked: start 1"
+
+    run(test)
+
+
+# -- sleep ----------------------------------------------------------------------------------------------------------
+
+
+async def resting(s: Scene) -> None:
+    """One serves, and another is parked and told to sleep."""
+    await s.look(Start(2))
+    await s.ready("p-1")
+    await s.ready("p-2")
+    await s.look(Activate("p-1"), Park("p-2"))
+    await s.look(Sleep("p-2"))
+
+
+def test_a_parked_one_sleeps_and_wakes_before_it_gets_requests() -> None:
+    async def test() -> None:
+        async with scene() as s:
+            await resting(s)
+            assert s.states()["p-2"] == "ASLEEP"
+            assert s.controller.lifecycle("p-2") == "asleep"
+            await s.look(Activate("p-2"))
+            assert s.hands.rested == ["sleep p-2", "wake p-2"]
+            assert s.states()["p-2"] == "SERVING"
+            assert s.hands.routed["p-2"]
+            assert s.controller.state()["wake_s"] == 0.0
+            assert "p-2 woke up in 0.00 s" in s.notes("replica")[-1]
+
+    run(test)
+
+
+def test_one_that_has_no_sleep_mode_stays_parked_and_people_are_told_what_to_do() -> None:
+    async def test() -> None:
+        async with scene() as s:
+            s.hands.nap = Nap("awake", "it has no /sleep: start it with --enable-sleep-mode")
+            await resting(s)
+            assert s.states()["p-2"] == "PARKED"
+            assert s.notes("trouble") == ["p-2 does not sleep | it has no /sleep: start it with --enable-sleep-mode"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("nap", [Nap("unknown", "it answered 500"), RuntimeError("an answer that no code expects")])
+def test_one_of_which_it_is_not_known_whether_it_sleeps_is_stopped_and_no_other(nap: Nap | Exception) -> None:
+    async def test() -> None:
+        async with scene() as s:
+            s.hands.nap = nap
+            await resting(s)
+            assert s.states() == {"p-1": "SERVING"}
+            assert s.fleet.stopped == [("p-2", STOP_GRACE_S)]
+            assert not s.controller.broken.done()
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["it says no", "it raises"])
+def test_one_that_does_not_wake_up_is_stopped_and_no_other(how: str) -> None:
+    async def test() -> None:
+        async with scene() as s:
+            await resting(s)
+            s.hands.cannot_wake = "it answered 500"
+            if how == "it raises":
+                s.hands.nap = RuntimeError("an answer that no code expects")
+            await s.look(Activate("p-2"))
+            assert s.states() == {"p-1": "SERVING"}
+            assert s.fleet.stopped == [("p-2", STOP_GRACE_S)]
+            assert not s.controller.broken.done()
+            assert "did not wake up" in s.notes("trouble")[-1]
+
+    run(test)
+
+
+def test_an_operator_lets_a_parked_one_sleep_and_wakes_it() -> None:
+    async def test() -> None:
+        async with scene() as s:
+            await s.look(Start(1))
+            await s.ready("p-1")
+            await s.look(Park("p-1"))
+            assert s.controller.sleep("p-1", "asked")
+            await settle()
+            assert s.states() == {"p-1": "ASLEEP"}
+            assert not s.controller.sleep("p-1", "asked")
+            assert s.controller.wake("p-1", "asked")
+            await settle()
+            assert s.states() == {"p-1": "PARKED"}
+            assert s.hands.routed == {"p-1": False}
 
     run(test)

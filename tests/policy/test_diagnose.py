@@ -53,6 +53,7 @@ FIRST: list[tuple[dict[Kind, float], str]] = [
     ({"flood": 3.0, "queue": 4.0, "long_prefill": 6.0}, "queue"),  # waiting is one branch, whoever was ahead
     ({"long_prefill": 9.0, "queue": 1.0, "own_prompt": 8.0}, "long_prefill"),
     ({"cold_replica": 9.0, "queue": 1.0}, "cold"),
+    ({"asleep": 9.0, "queue": 1.0}, "asleep"),
     ({"killed_replica": 4.0, "refused_replica": 3.0, "retry": 1.0, "queue": 5.0}, "failing"),
     ({"gc_pause": 2.0, "loop_lag": 2.0, "queue": 3.0}, "gateway"),
     ({"slow_client": 4.0, "queue": 3.0}, "slow_client"),

@@ -8,21 +8,17 @@ from headgate.config.fleet import FleetConfig
 from headgate.model.replica import Replica
 from headgate.policy.scaling.lifecycle import Lifecycle
 from headgate.policy.scaling.member import Demand, Work
-from headgate.policy.scaling.placement import Action, Activate, Drain, Park, PoolView, Start
-from headgate.policy.scaling.pool import (
-    ASK_AGAIN_S,
-    GLANCE_EVERY_S,
-    LOOK_EVERY_S,
-    OUT_FOR_S,
+from headgate.policy.scaling.orders import (
     JoinReplica,
     LeaveReplica,
-    ManagedPool,
     PoolCommand,
     PoolNote,
     RouteReplica,
     StartReplica,
     StopReplica,
 )
+from headgate.policy.scaling.placement import Action, Activate, Drain, Park, PoolView, Start
+from headgate.policy.scaling.pool import ASK_AGAIN_S, GLANCE_EVERY_S, LOOK_EVERY_S, OUT_FOR_S, ManagedPool
 from headgate.policy.scaling.scale import Decision
 
 

@@ -17,16 +17,16 @@ from headgate.model.request import Request
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.scaling.lifecycle import COMING, ROUTED
 from headgate.policy.scaling.member import Demand, Member, Work
-from headgate.policy.scaling.pool import (
+from headgate.policy.scaling.orders import (
     JoinReplica,
     LeaveReplica,
-    ManagedPool,
     PoolCommand,
     PoolNote,
     RouteReplica,
     StartReplica,
     StopReplica,
 )
+from headgate.policy.scaling.pool import ManagedPool
 from headgate.policy.scaling.scale import FULL, Scaler
 from headgate.policy.scaling.signals import P95_WINDOW_S, PoolSignals
 from headgate.sim.fleet import Delays, SimGroup

@@ -110,6 +110,8 @@ class EngineOptions:
     """How many seconds pass for one of the emulated GPU's, on a machine too slow for its pace."""
     cold_start: Annotated[float, Duration, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0
     """Time that an emulated engine takes to load its weights, so that cold starts can be tried out: seconds, or 5m."""
+    wake: Annotated[float, Duration, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0
+    """Time that an emulated engine takes to wake up from /sleep: seconds, or 5m."""
     step_log: Annotated[Path | None, Parameter(group=EMULATION)] = None
     """File for a line about every step: what was computed, and how long it took. `headgate fit` makes a profile of
     it."""
@@ -128,6 +130,8 @@ def engine(
     from headgate.wiring.common import bundled_model
     from headgate.wiring.engine import run_engine
 
+    if options.wake:
+        raise UsageError("--wake has no effect without --emulate: an engine with real weights does not sleep")
     if options.cold_start:
         raise UsageError("--cold-start has no effect without --emulate: a real engine takes the time it takes")
     config = checked(flags.config())
@@ -160,5 +164,5 @@ def _emulate(
     profile = replace(profile, **sizes)
     progress.title()
     config = checked(replace(emulated_config(profile), **given))
-    emulation = Emulation(profile.name, options.dilate, options.cold_start)
+    emulation = Emulation(profile.name, options.dilate, options.cold_start, options.wake)
     run_emulated(profile, emulation, config, listen, progress, options.step_log, logged)

@@ -58,6 +58,22 @@ def activate(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
 
 
 @fleet.command
+def sleep(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
+    """Let a parked replica of the fleet give its GPU's memory back."""
+    from headgate.cli import fleet_client
+
+    fleet_client.act(url, replica, "sleep", key)
+
+
+@fleet.command
+def wake(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
+    """Wake a replica of the fleet that sleeps. It stays parked."""
+    from headgate.cli import fleet_client
+
+    fleet_client.act(url, replica, "wake", key)
+
+
+@fleet.command
 def remove(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
     """Do without a replica from now on. What it is doing may finish."""
     from headgate.cli import fleet_client

@@ -42,7 +42,7 @@ def show(url: str, key: str | None = None, console: Console | None = None, *, as
     console.print(
         Text(
             f"Wanted: {wanted['serving']} serving, {wanted['parked']} parked. "
-            f"A start takes {seconds(state['start_s'])}."
+            f"A start takes {seconds(state['start_s'])}, a wake-up {seconds(state['wake_s'])}."
         )
     )
     if any(pool["name"] != "default" for pool in state["pools"]):
@@ -86,7 +86,7 @@ def pools_table(pools: list[dict[str, Any]]) -> Table:
         table.add_row(
             pool["name"],
             f"{pool['serving']} of {pool['wanted_serving']} serve",
-            f"{pool['parked']} of {pool['wanted_parked']}",
+            f"{pool['parked'] + pool['asleep']} of {pool['wanted_parked']}",
             pool["model"] or "",
             pool["version"] or "",
             ", ".join(pool["lanes"]) or "all",

@@ -56,6 +56,8 @@ class EmulateConfig:
     """Seconds that pass for one second of the emulated GPU."""
     cold_start_s: SecondsOrZero = 0.0
     """Seconds that loading the emulated weights takes."""
+    wake_s: SecondsOrZero = 0.0
+    """Seconds that an emulated engine takes to wake up."""
     slots: Annotated[int, between(1, 1024)] | None = None
     """Sequences in the emulated KV memory at once; None: the profile's number."""
     context: Annotated[int, between(16, GIGA)] | None = None
@@ -65,6 +67,7 @@ class EmulateConfig:
     def words(self) -> list[str]:
         """The options with which `headgate engine` emulates."""
         made = ["--emulate", self.profile, "--dilate", f"{self.dilate:g}", "--cold-start", f"{self.cold_start_s:g}"]
+        made += [] if not self.wake_s else ["--wake", f"{self.wake_s:g}"]
         made += [] if self.slots is None else ["--slots", str(self.slots)]
         return made + ([] if self.context is None else ["--context", str(self.context)])
 
@@ -114,6 +117,10 @@ class LauncherConfig:
     """Assumed duration of a start, until one has been measured."""
     start_limit_s: Seconds = 900.0
     """Maximum duration of a start. A replica that takes longer is stopped and another is started."""
+    wake_s: Seconds = 5.0
+    """Assumed duration of a wake-up from sleep, until one has been measured."""
+    wake_limit_s: Seconds = 60.0
+    """Maximum duration of a wake-up. A replica that takes longer is stopped and another is started."""
     history: Path | None = None
     """File in which the forecast survives a restart; None: the forecast begins anew."""
     emulate: EmulateConfig | None = None

@@ -18,6 +18,9 @@ class ScaleConfig:
     warm: Annotated[int, between(0, 10_000)] = 0
     """Parked replicas: loaded, warmed and idle, so that taking one into use takes milliseconds. They cost as much as
     others."""
+    sleep_after_s: Seconds | None = None
+    """Time after which a parked replica sleeps: it gives its GPU's memory back, and is woken in seconds when the
+    forecast or the first waiting request wants it; None: parked replicas stay awake."""
     utilisation_target: ShareAboveZero = BEND
     """Share of the replicas' room that should be in use. Above it latency begins to bend. Up to five points less where
     requests come in bursts, up to five more where they come evenly."""
@@ -60,3 +63,5 @@ def contradictions(config: ScaleConfig, path: str) -> Iterator[tuple[str, str]]:
         yield f"{path}.max", f"expected at least {config.least}, which is the fewest that serve"
     elif config.least + config.warm > config.max:
         yield f"{path}.warm", f"expected at most {config.max - config.least}: max includes those that are parked"
+    if config.sleep_after_s is not None and not config.warm:
+        yield f"{path}.sleep_after_s", "expected warm of at least 1 with it: only parked replicas sleep"

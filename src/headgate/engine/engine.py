@@ -7,6 +7,7 @@ into text.
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -126,6 +127,11 @@ class _Cancel:
     sequence_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    done: Future[None]
+
+
 class _Stop: ...
 
 
@@ -151,8 +157,10 @@ class Engine:
         self._vocabulary = vocabulary
         self._clock = clock
         self._sink = sink
-        self._inbox: SimpleQueue[EngineRequest | _Cancel | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[EngineRequest | _Cancel | _Forget | _Stop] = SimpleQueue()
         self._lives: dict[int, _Life] = {}
+        self._forgets: list[Future[None]] = []
+        """Calls of `forget_cached` that wait until nothing runs."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def report_steps_to(self, on_step: OnStep) -> None:
@@ -175,6 +183,16 @@ class Engine:
         it."""
         self._inbox.put(_Cancel(sequence_id))
 
+    def forget_cached(self) -> Future[None]:
+        """Forgets all cached prefixes as soon as no sequence is there. The future is done then, or when the engine has
+        ended."""
+        done: Future[None] = Future()
+        if self.failed is None:
+            self._inbox.put(_Forget(done))
+        else:
+            done.set_result(None)
+        return done
+
     def stop(self) -> None:
         """Ends the thread after the current step. Open sequences end with an error."""
         self._inbox.put(_Stop())
@@ -195,6 +213,9 @@ class Engine:
                     self.spent.longest_step_s = max(self.spent.longest_step_s, took)
                     for report in self._on_step:
                         report(step, began, took, ran)
+                if self._forgets and not self.batcher.has_work:
+                    self.batcher.forget_cached()
+                    self._let_go()
         except Exception as error:  # a model library's failure leaves its memory in doubt: nothing may run on it
             self.failed = error if isinstance(error, ServeError) else EngineFailed(f"the engine failed: {error!r}")
         else:
@@ -204,12 +225,22 @@ class Engine:
             match self._inbox.get():
                 case EngineRequest(sequence):
                     gone.append(sequence.id)
+                case _Forget(done):
+                    self._forgets.append(done)
+        self._let_go()
         self._sink([SequenceOutput(sequence_id, "", error=self.failed) for sequence_id in gone])
         self.runner.shutdown()
 
+    def _let_go(self) -> None:
+        """Answers those who wait until prefixes are forgotten."""
+        forgets, self._forgets = self._forgets, []
+        for done in forgets:
+            if done.set_running_or_notify_cancel():
+                done.set_result(None)
+
     def _take_mail(self) -> bool:
         """Handles everything in the inbox; waits for an entry if there is no other work. Returns False to stop."""
-        idle = not self.batcher.has_work
+        idle = not self.batcher.has_work and not self._forgets
         try:
             while True:
                 match self._inbox.get(block=idle):
@@ -217,6 +248,8 @@ class Engine:
                         self._open(ask)
                     case _Cancel(sequence_id):
                         self._cancel(sequence_id)
+                    case _Forget(done):
+                        self._forgets.append(done)
                     case _:
                         return False
                 idle = False

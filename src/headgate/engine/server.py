@@ -21,6 +21,7 @@ from headgate.engine.intake import Intake
 from headgate.engine.openai import AnswerFormat, ChatBody, StreamOptions, TextBody, TokenizeBody
 from headgate.engine.prepare import LIMITS, Prepared, client_of, prepare
 from headgate.engine.recommended import OPENAI
+from headgate.engine.runner.emulated_sleep import SleepMode
 from headgate.engine.runner.recent_steps import RecentSteps
 from headgate.engine.status import PAGE_HEADERS, Emulation, EngineFigures, page, page_file
 from headgate.engine.warmup import warm_up
@@ -32,7 +33,7 @@ from headgate.model.sequence import Sequence
 from headgate.wire.body import json
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
-from headgate.wire.router import Router
+from headgate.wire.router import Router, Routes
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,12 @@ class EngineServer:
         self.figures = EngineFigures(emulation)
         self.steps = RecentSteps(clock)
         self.phase = "loading"
+        self.sleep_mode = SleepMode(0.0 if emulation is None else emulation.wake_s, lambda: self._engine, self._abort)
+        naps: Routes = {
+            ("POST", "/sleep"): self.sleep_mode.sleep,
+            ("POST", "/wake_up"): self.sleep_mode.wake_up,
+            ("GET", "/is_sleeping"): self.sleep_mode.is_sleeping,
+        }
         self.router = Router(
             {
                 ("POST", "/v1/chat/completions"): lambda exchange: self._complete(exchange, ChatBody),
@@ -82,6 +89,7 @@ class EngineServer:
                 ("GET", "/steps"): self._tell_steps,
                 ("GET", "/"): self._page,
                 ("GET", "/page/*"): self._page_file,
+                **({} if emulation is None else naps),  # an engine with real weights has nowhere to put them
             }
         )
         self._clock = clock
@@ -144,6 +152,8 @@ class EngineServer:
         engine, intake = self._engine, self._intake
         if engine is None or intake is None:
             raise NotReady("the model is still loading")
+        if self.sleep_mode.state != "awake":
+            raise NotReady(f"the engine is {self.sleep_mode.state}")
         body = TextBody(prompt=list(prompt), max_tokens=1, temperature=0.0, ignore_eos=True, priority=priority)
         (sequence,), _ = intake.sequences(body, self._clock())
         future: asyncio.Future[None] = self._loop.create_future()
@@ -167,6 +177,8 @@ class EngineServer:
     def _complete(self, exchange: Exchange, kind: type[ChatBody] | type[TextBody]) -> None:
         try:
             _, intake = self._engine_when_ready()
+            if self.sleep_mode.holds(exchange, lambda: self._complete(exchange, kind)):
+                return
         except ServeError as error:
             self._fail(exchange, error)
             return
@@ -277,6 +289,13 @@ class EngineServer:
                 self.figures.requests[Outcome.CANCELLED] += 1
                 self._engine.cancel(sequence.id)
 
+    def _abort(self) -> None:
+        """Ends all requests of clients: the engine is put to sleep at once."""
+        assert self._engine is not None
+        for number in tuple(self._watched):
+            self._engine.cancel(number)
+            self._dispatch([SequenceOutput(number, "", error=EngineFailed("aborted: the engine was put to sleep"))])
+
     def _fail(self, exchange: Exchange, error: ServeError) -> None:
         self.figures.requests[error.outcome] += 1
         exchange.fail(error)
@@ -351,7 +370,7 @@ class EngineServer:
             exchange.respond(200, b'{"status":"ready"}')
 
     def _metrics(self, exchange: Exchange) -> None:
-        exchange.respond(200, self.figures.text(self._engine), CONTENT_TYPE)
+        exchange.respond(200, self.figures.text(self._engine, self.sleep_mode.state), CONTENT_TYPE)
 
     def _tell_steps(self, exchange: Exchange) -> None:
         exchange.respond(200, self.steps.told(STEPS_S))

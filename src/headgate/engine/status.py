@@ -34,6 +34,10 @@ EMULATED: Final = Family(
     "profile",
     "dilation",
 )
+ASLEEP: Final = Family("headgate_engine_asleep", "gauge", "1 from being told to sleep until awake; emulated ones only")
+KV_MEMORY: Final = Family(
+    "headgate_engine_kv_memory_bytes", "gauge", "KV memory held on the device, 0 while asleep; emulated engines only"
+)
 WAITING: Final = Family("headgate_engine_sequences_waiting", "gauge", "Sequences waiting for a slot")
 RUNNING: Final = Family("headgate_engine_sequences_running", "gauge", "Sequences in a slot")
 SLOTS: Final = Family("headgate_engine_slots", "gauge", "Sequences that fit at once")
@@ -67,6 +71,8 @@ class Emulation:
     """Real seconds per second of the profile."""
     cold_start_s: float = 0.0
     """Time that loading the weights would take, in real seconds."""
+    wake_s: float = 0.0
+    """Time that waking up from sleep takes, in real seconds."""
 
     def __str__(self) -> str:
         stretched = f", time stretched {self.dilation:g} times" if self.dilation != 1.0 else ""
@@ -94,8 +100,8 @@ class EngineFigures:
         self._emulation = emulation
         self._page = Exposition()
 
-    def text(self, engine: Engine | None) -> bytes:
-        """Returns the page of metrics. None: the engine is still loading."""
+    def text(self, engine: Engine | None, state: str = "awake") -> bytes:
+        """Returns the page of metrics. `engine` None: it is still loading. `state`: whether it sleeps."""
         page = self._page
         for outcome, number in self.requests.items():
             page.sample(REQUESTS, (outcome.value,), number)
@@ -108,6 +114,10 @@ class EngineFigures:
         page.sample(READY, (), int(self.ready))
         if self._emulation is not None:
             page.sample(EMULATED, (self._emulation.profile, f"{self._emulation.dilation:g}"), 1)
+            page.sample(ASLEEP, (), int(state != "awake"))
+            if engine is not None:
+                held = 0 if state in ("asleep", "waking") else engine.batcher.ledger.blocks
+                page.sample(KV_MEMORY, (), held * engine.batcher.ledger.block_tokens * engine.runner.bytes_per_token)
         if engine is not None:
             write_engine(page, engine)
         return page.render()

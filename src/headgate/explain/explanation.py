@@ -12,9 +12,8 @@ Stage = Literal[
 ]  # fmt: skip
 """answer: prefill and decode of an unstreamed answer, where no figure separates the two."""
 Kind = Literal[
-    "own_prompt", "flood", "queue", "long_prefill", "killed_replica", "refused_replica", "cold_replica", "eviction",
-    "gave_way",
-    "gc_pause", "loop_lag", "slow_client", "retry", "generation", "ordinary", "unknown",
+    "own_prompt", "flood", "queue", "asleep", "long_prefill", "killed_replica", "refused_replica", "cold_replica",
+    "eviction", "gave_way", "gc_pause", "loop_lag", "slow_client", "retry", "generation", "ordinary", "unknown",
 ]  # fmt: skip
 """ordinary: no delay, and not the model's own work either."""
 Figures = dict[str, float | str]

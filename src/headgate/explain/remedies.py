@@ -12,6 +12,7 @@ Severity = Literal["critical", "warning", "note"]
 
 GROUPS: dict[Kind, str] = {
     "queue": "queue", "flood": "queue", "long_prefill": "long_prefill", "cold_replica": "cold",
+    "asleep": "asleep",
     "killed_replica": "failing", "refused_replica": "failing", "retry": "failing", "eviction": "eviction",
     "gave_way": "gave_way",
     "gc_pause": "gateway", "loop_lag": "gateway", "slow_client": "slow_client", "own_prompt": "own_prompt",
@@ -39,6 +40,11 @@ ANSWERS: dict[str, tuple[str, str]] = {
     ),
     "long_prefill": ("long prompts of others are prefilled in the way", CHUNKS),
     "cold": ("requests meet cold replicas", WARM_UP),
+    "asleep": (
+        "requests wait for sleeping replicas to wake up",
+        "a longer fleet.scale.sleep_after_s, a higher fleet.scale.min, or fleet.scale.forecast: true, which wakes them "
+        "ahead of the demand",
+    ),
     "failing": (
         "time is lost on replicas that fail or refuse before another is asked",
         "repair or remove them; timeouts.connect_s and health.failures give up on them sooner",

@@ -164,6 +164,10 @@ class _Story:
         if took_s < MATERIAL_S and not (refused and record.ahead is not None):
             why = record.message if refused and record.message else "not at all"
             self._add("queue", took_s, why, Because("queue" if refused else "ordinary"))
+        elif record.woke_s >= MATERIAL_S:
+            woke_s, replica = min(took_s, record.woke_s), record.replica or ""
+            cause = f"for sleeping replica {replica} to wake up, which took {seconds(woke_s)} of it"
+            self._add("queue", took_s, cause, Because("asleep", replica, {"woke_s": round(woke_s, 3)}))
         elif record.ahead is not None:
             self._add("queue", took_s, *self.suspects.ahead(record.ahead))
         else:

@@ -7,7 +7,7 @@ Starts and stops go through the fleet, routing through the gateway.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headgate.config.fleet import PoolConfig
 from headgate.fleet import shown
@@ -18,25 +18,37 @@ from headgate.model.errors import StartupError
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.lifecycle import Lifecycle
 from headgate.policy.scaling.member import Member
-from headgate.policy.scaling.pool import (
-    GLANCE_EVERY_S,
-    STOP_GRACE_S,
+from headgate.policy.scaling.orders import (
     JoinReplica,
     LeaveReplica,
-    ManagedPool,
     PoolCommand,
     PoolNote,
     PoolReader,
     RouteReplica,
     ScalingPolicy,
+    SleepReplica,
     StartReplica,
+    WakeReplica,
 )
+from headgate.policy.scaling.pool import GLANCE_EVERY_S, STOP_GRACE_S, ManagedPool
 
 log = logging.getLogger(__name__)
+
+MOST_WHY = 300
+"""Maximum characters kept of an exception."""
 
 
 def _nobody(change: Change) -> None:
     """Ignores changes once the controller is closed."""
+
+
+class Nap(NamedTuple):
+    """What came of putting a replica to sleep."""
+
+    state: str
+    """asleep; awake, as it was; or unknown."""
+    why: str
+    """Why it is not asleep."""
 
 
 class Hands(PoolReader, Protocol):
@@ -50,6 +62,12 @@ class Hands(PoolReader, Protocol):
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
         """Sets whether the replica gets requests; `ramp`: only a few at first."""
+
+    async def sleep(self, replica_id: ReplicaId, wake_s: float) -> "Nap":
+        """Puts a parked replica to sleep; returns what came of it. `wake_s`: what a wake-up is expected to take."""
+
+    async def wake(self, replica_id: ReplicaId, wake_s: float, limit_s: float) -> str:
+        """Wakes a replica. Returns why it did not wake up; empty: it is awake."""
 
     async def answers(self, replica_id: ReplicaId) -> bool:
         """Whether a server answers at its address yet."""
@@ -124,6 +142,14 @@ class Controller:
     def activate(self, replica_id: ReplicaId, why: str) -> bool:
         return self._ordered(self.pool.activate(replica_id, why, self._clock()))
 
+    def sleep(self, replica_id: ReplicaId, why: str) -> bool:
+        """Lets a parked replica sleep."""
+        return self._ordered(self.pool.sleep(replica_id, why, self._clock()))
+
+    def wake(self, replica_id: ReplicaId, why: str) -> bool:
+        """Wakes a replica, which stays parked."""
+        return self._ordered(self.pool.wake(replica_id, why, self._clock()))
+
     def to_zero(self) -> int:
         """Stops all replicas until the next request. Returns how many there are."""
         count = self.pool.to_zero("an operator asked for it", self._clock())
@@ -137,7 +163,13 @@ class Controller:
     def state(self) -> dict[str, Any]:
         pool = self.pool
         found = shown.whole(pool.members.values(), pool.decision, self.book, self._hands, self._clock())
-        return {"kind": self._config.kind, "held_at_zero": pool.held, "start_s": pool.start_s, **found}
+        return {
+            "kind": self._config.kind,
+            "held_at_zero": pool.held,
+            "start_s": pool.start_s,
+            "wake_s": pool.wake_s,
+            **found,
+        }
 
     def news(self) -> dict[str, Any]:
         """The part of the state that the page shows."""
@@ -217,6 +249,10 @@ class Controller:
             replica_id = command.replica.id
             self._hands.join(command.replica, lambda: self._ready(replica_id))
             self._do(self._wait_for_answer(replica_id))
+        elif isinstance(command, SleepReplica):
+            self._do(self._sleep(command))
+        elif isinstance(command, WakeReplica):
+            self._do(self._wake(command))
         elif isinstance(command, LeaveReplica):
             self._hands.leave(command.id)
         else:
@@ -245,6 +281,31 @@ class Controller:
             problem = str(error)
         self.pool.stopped(replica_id, problem)
         self._carry_out()
+
+    async def _sleep(self, command: SleepReplica) -> None:
+        try:
+            nap = await self._hands.sleep(command.id, command.wake_s)
+        except Exception as flaw:  # of this replica alone, whatever it answered
+            log.exception("replica %s: putting it to sleep raised", command.id)
+            nap = Nap("unknown", repr(flaw)[:MOST_WHY])
+        now = self._clock()
+        if nap.state == "asleep":
+            self.pool.slept(command.id, now)
+        elif nap.state == "awake":
+            self.pool.stays_awake(command.id, nap.why, now)
+        else:
+            self.pool.drain(command.id, f"whether it sleeps is not known: {nap.why}", now)
+        self._carry_out()
+
+    async def _wake(self, command: WakeReplica) -> None:
+        try:
+            problem = await self._hands.wake(command.id, command.wake_s, self._config.wake_limit_s)
+        except Exception as flaw:
+            log.exception("replica %s: waking it raised", command.id)
+            problem = repr(flaw)[:MOST_WHY]
+        self.pool.woken(command.id, problem or None, self._clock())
+        self._carry_out()
+        self._nudged.set()
 
     # ------------------------------------------------------------------------------------------------------------
 

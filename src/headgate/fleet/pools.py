@@ -51,6 +51,12 @@ class FleetPools:
     def activate(self, replica_id: ReplicaId, why: str) -> bool:
         return self._owner(replica_id).activate(replica_id, why)
 
+    def sleep(self, replica_id: ReplicaId, why: str) -> bool:
+        return self._owner(replica_id).sleep(replica_id, why)
+
+    def wake(self, replica_id: ReplicaId, why: str) -> bool:
+        return self._owner(replica_id).wake(replica_id, why)
+
     def to_zero(self) -> int:
         """Stops all replicas of all pools until the next request for each. Returns how many there are."""
         return sum(controller.to_zero() for controller in self.controllers.values())
@@ -98,6 +104,7 @@ class FleetPools:
             "kind": ", ".join(kinds),
             "held_at_zero": all(one["held_at_zero"] for one in found),
             "start_s": max(one["start_s"] for one in found),
+            "wake_s": max(one["wake_s"] for one in found),
             **_summed(found),
             "replicas": [replica for one in found for replica in one["replicas"]],
             "cold_starts": sorted((start for one in found for start in one["cold_starts"]), key=lambda it: it["wall"]),
@@ -129,6 +136,7 @@ class FleetPools:
             "min": pool.scale.min,
             "max": pool.scale.max,
             "start_s": controller.pool.start_s,
+            "wake_s": controller.pool.wake_s,
             "held_at_zero": controller.pool.held,
             "reasons": controller.pool.decision.reasons,
             "wanted_serving": controller.pool.decision.serving,
@@ -150,6 +158,8 @@ def _states(pool: ManagedPool) -> dict[str, int]:
     return {
         "serving": sum(state in ROUTED for state in states),
         "parked": states.count(Lifecycle.PARKED),
+        "waking": states.count(Lifecycle.WAKING),
+        "asleep": states.count(Lifecycle.ASLEEP) + states.count(Lifecycle.DOZING),
         "starting": sum(state in COMING or state is Lifecycle.READY for state in states),
         "draining": states.count(Lifecycle.DRAINING),
         "failed": states.count(Lifecycle.FAILED),

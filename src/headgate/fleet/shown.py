@@ -6,7 +6,7 @@ from typing import Any
 
 from headgate.fleet.notes import Book
 from headgate.policy.scaling.member import Member
-from headgate.policy.scaling.pool import PoolReader
+from headgate.policy.scaling.orders import PoolReader
 from headgate.policy.scaling.scale import Decision
 
 NEWS = 8

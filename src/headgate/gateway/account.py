@@ -61,6 +61,7 @@ class RequestTimeline:
         "retry_s",
         "seen",
         "since",
+        "woke_s",
     )
 
     def __init__(self, accepted: Accepted, now: float) -> None:
@@ -75,6 +76,7 @@ class RequestTimeline:
         self.reason = ""
         self.seen: tuple[ConsideredReplica, ...] = ()
         self.cold = False
+        self.woke_s = 0.0
         self.ahead: Ahead | None = None
         self.failed: tuple[Attempt, ...] = ()
         self.failures = 0
@@ -317,7 +319,7 @@ class Account:
             cached_tokens=0 if summary is None else min(prompt, summary.cached_tokens or 0),
             accept_s=now - arrived - queue_s - timeline.retry_s - first_s - stream_s - end_s,
             queue_s=queue_s, retry_s=timeline.retry_s, first_s=first_s, stream_s=stream_s, end_s=end_s,
-            ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=now - arrived,
+            woke_s=timeline.woke_s, ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=now - arrived,
             max_gap_s=gaps[0].took_s if gaps else 0.0, gaps=gaps,
             stalled_s=0.0 if summary is None else summary.stalled_s,
             engine=None if summary is None else summary.timings,

@@ -228,7 +228,7 @@ class Gateway:
                 return
             if command.model and command.model != ticket.accepted.request.model:
                 ticket.accepted.stand_in(command.model)
-            timeline.cold = command.cold
+            timeline.cold, timeline.woke_s = command.cold, command.woke_s
             self.placing.send(ticket, command.replica_id, now)
             return
         if ticket.relay is not None:

@@ -1,4 +1,4 @@
-"""Says which replicas are up, starting, parked or down, and whether that is an outage.
+"""Says which replicas are up, starting, waking, parked, asleep or down, and whether that is an outage.
 
 A replica that gets no requests is not therefore down: it may be parked, draining or starting. No usable replica is an
 outage unless that is intended: a fleet scaled to zero waits for its next request. This module decides which is which
@@ -18,14 +18,15 @@ from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
 from headgate.policy.scaling.member import PoolCounts
 
-Condition = Literal["up", "starting", "parked", "down"]
-CONDITIONS: tuple[Condition, ...] = ("up", "starting", "parked", "down")
+Condition = Literal["up", "starting", "waking", "parked", "asleep", "down"]
+CONDITIONS: tuple[Condition, ...] = ("up", "starting", "waking", "parked", "asleep", "down")
 
 START_S = 60.0
 """Seconds after which a replica that was never up, and is not warming, is down, and no replica at all is an outage."""
 _COMING = ("starting", "warming")
 _APART = ("ready", "draining", "parked", "stopped")
 """Lifecycle states in which a replica that the gateway started is meant to get no requests."""
+_SLEEPING: dict[str | None, Condition] = {"dozing": "asleep", "asleep": "asleep", "waking": "waking"}
 
 
 class ProbePhase(Protocol):
@@ -104,13 +105,15 @@ class Conditions:
         for condition in found.values():
             counts[condition] += 1
         down = tuple(replica_id for replica_id, condition in found.items() if condition == "down")
-        coming = tuple(replica_id for replica_id, condition in found.items() if condition == "starting")
+        coming = tuple(replica_id for replica_id, condition in found.items() if condition in ("starting", "waking"))
         self.last = FleetReading(
             up=counts["up"],
             down=down,
             why=next(filter(None, map(self.why, (down or coming)[:8])), ""),
-            starting=counts["starting"],
-            parked=counts["parked"],
+            starting=counts["starting"] + counts["waking"],
+            parked=counts["parked"] + counts["asleep"],
+            waking=counts["waking"],
+            sleeping=counts["asleep"],
             outage=self._outage(counts, now),
             asleep=self._wanted_none,
             unserved=self._unserved(down) if counts["up"] else (),
@@ -157,6 +160,8 @@ class Conditions:
     def _one(self, replica: ReplicaView, lifecycle: str | None, now: float) -> Condition:
         if lifecycle in _COMING:
             return "starting"
+        if lifecycle in _SLEEPING:
+            return _SLEEPING[lifecycle]
         if lifecycle in _APART or (lifecycle is None and replica.parked):
             return "parked"
         if replica.in_use:
@@ -176,14 +181,14 @@ class Conditions:
         if counts["down"]:
             return True
         self._wanted_none = self._wanted_none or self._none_is_wanted(counts)
-        late = not counts["starting"] and now - self._began >= START_S
+        late = not counts["starting"] and not counts["waking"] and now - self._began >= START_S
         return (self._any_was_up or late) and not self._wanted_none
 
     def _none_is_wanted(self, counts: Mapping[Condition, int]) -> bool:
         fleet = self._fleet()
         if fleet is not None and not fleet.news()["wanted"]["serving"]:
             return True
-        return counts["parked"] > 0 and not counts["starting"]
+        return counts["parked"] + counts["asleep"] > 0 and not counts["starting"]
 
     def _unserved(self, down: tuple[ReplicaId, ...]) -> tuple[str, ...]:
         """Lanes and models whose replicas are all down. Few replicas are down, so each of their names is looked up."""
@@ -202,8 +207,8 @@ def _lifecycle(fleet: FleetNews | None, replica_id: ReplicaId) -> str | None:
 
 def _state(condition: Condition, phase: str, health: Standing | None) -> str:
     """The word never contradicts the condition."""
-    if condition == "parked":
-        return "parked"
+    if condition in ("parked", "asleep", "waking"):
+        return condition
     if condition != "up" and phase != "ready":
         return phase
     state = "ejected" if health is None else health.state.name.lower()

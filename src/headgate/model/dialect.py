@@ -49,6 +49,39 @@ MANY_STOPS: Final = Ranges(temperature=inf, stops=1024, text_logprobs=20, tools=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SleepCalls:
+    """How an engine is put to sleep and woken."""
+
+    sleep: tuple[str, bytes]
+    """Path and body of the POST that puts it to sleep; what runs must end first, and not be lost."""
+    wake: tuple[str, bytes]
+    asked: str | None = None
+    """Path that says `is_sleeping`, true until the engine is wholly awake; None: the answer to the POST must do."""
+    requests: str | None = None
+    """Path that counts its requests, where telling it to sleep with any of them running would break it; None: it lets
+    them end first."""
+    hint: str = ""
+    """What to start the engine with so that it can sleep."""
+
+
+VLLM_SLEEP: Final = SleepCalls(
+    sleep=("/sleep?level=1&mode=wait", b""),  # the mode is named: vLLM's own default aborts what runs
+    wake=("/wake_up", b""),
+    asked="/is_sleeping",
+    hint="start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode",
+)
+SGLANG_SLEEP: Final = SleepCalls(
+    sleep=("/release_memory_occupation", b'{"tags":["kv_cache","weights"]}'),
+    wake=("/resume_memory_occupation", b'{"tags":["kv_cache","weights"]}'),
+    requests="/v1/loads",
+    hint="start it with --enable-memory-saver",
+)
+EMULATED_SLEEP: Final = SleepCalls(
+    sleep=VLLM_SLEEP.sleep, wake=VLLM_SLEEP.wake, asked=VLLM_SLEEP.asked, hint="only an emulated one can"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     kind: str
     name: str
@@ -112,6 +145,8 @@ class Dialect:
     """Whether the engine's /tokenize takes a chat, and tells how many tokens its template makes of it."""
     steps: str | None = None
     """Path that tells the engine's latest steps; None: it has none."""
+    sleeps: SleepCalls | None = None
+    """How the engine is put to sleep, which gives its GPU's memory back; None: it can't be."""
     responses: bool | None = True
     """Whether the engine has /v1/responses; None: unknown. Engines that are not known to have it get a chat instead,
     where that means the same."""
@@ -124,7 +159,8 @@ DIALECTS: Final[dict[str, Dialect]] = {
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
             deep="/health/deep", steps="/steps", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
             chat_continued="pieces", warms_itself=True, embeddings=False, responses=False, keeps_bounds=True,
-            counts_chats=True, takes_default=True, ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
+            counts_chats=True, takes_default=True, sleeps=EMULATED_SLEEP,
+            ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
             guarded=("continued", "generation_limit_ms", "runaway"),
             gauges={
                 "emulated": ("headgate_engine_emulated",),
@@ -145,7 +181,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             # VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
             kind="vllm", name="vLLM", owned_by="vllm", prefix="vllm:", session=b"x-session-id",
             priority=lambda ours: ours, chat_continued="flags", load_adapter="/v1/load_lora_adapter",
-            counts_chats=True, ranges=MANY_STOPS, wishes="vllm_xargs",
+            counts_chats=True, ranges=MANY_STOPS, wishes="vllm_xargs", sleeps=VLLM_SLEEP,
             guarded=(
                 "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors",
                 "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds", "chat_template",
@@ -171,6 +207,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             kind="sglang", name="SGLang", owned_by="sglang", live="/v1/models", deep="/health_generate",
             prefix="sglang:", session=b"x-smg-routing-key", priority=lambda ours: -ours, abort="/abort_request",
             chat_continued="flag", load_adapter="/load_lora_adapter", ranges=MANY_STOPS,
+            sleeps=SGLANG_SLEEP,
             guarded=(
                 "lora_path", "lora_id", "custom_logit_processor", "custom_params", "bootstrap_host",
                 "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",

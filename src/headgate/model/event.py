@@ -100,6 +100,15 @@ class ReplicaParked(msgspec.Struct, frozen=True, gc=False):
     ramp: bool = False
 
 
+class ReplicaAsleep(msgspec.Struct, frozen=True, gc=False):
+    """A parked replica sleeps, or, `waking`, begins to wake up; what it had cached is gone. It is awake with the next
+    ReplicaParked. `wake_s`: seconds that waking up is expected to take."""
+
+    replica_id: ReplicaId
+    wake_s: float
+    waking: bool = False
+
+
 class Leased(msgspec.Struct, frozen=True, gc=False):
     """Tokens and requests leased from a tenant's shared bucket, in seconds of the tenant's limits; below zero: given
     back. `…_full_s`: seconds from now until the bucket is full."""
@@ -138,6 +147,7 @@ Event = (
     | ReplicaJoined
     | ReplicaLeft
     | ReplicaParked
+    | ReplicaAsleep
     | Leased
     | Shared
     | Tick
@@ -166,6 +176,8 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     """The lower lane to which the request was relegated; empty: it has its own lane."""
     quote: QuoteTold | None = None
     """When its first token was expected. None: it was not told."""
+    woke_s: float = 0.0
+    """Seconds of its wait in which this replica woke up from sleep. 0: the request did not wait for that."""
 
 
 class Refuse(msgspec.Struct, frozen=True, gc=False):

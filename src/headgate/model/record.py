@@ -235,6 +235,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """From the first byte until the whole request is parsed."""
     queue_s: float = 0.0
     """Wait in the gateway for a replica with room."""
+    woke_s: float = 0.0
+    """Part of `queue_s` in which the replica woke up from sleep for this request; 0: it was awake."""
     retry_s: float = 0.0
     """Time lost on replicas that failed before the first byte, or on a first replica before the hedge that won was
     sent."""

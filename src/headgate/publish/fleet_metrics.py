@@ -89,7 +89,14 @@ class ProbedReplica(Protocol):
 
 def write_conditions(page: Exposition, view: DispatcherView, conditions: Conditions) -> None:
     fleet = conditions.read(view.at)
-    by_condition = {"up": fleet.up, "starting": fleet.starting, "parked": fleet.parked, "down": len(fleet.down)}
+    by_condition = {
+        "up": fleet.up,
+        "starting": fleet.starting - fleet.waking,
+        "waking": fleet.waking,
+        "parked": fleet.parked - fleet.sleeping,
+        "asleep": fleet.sleeping,
+        "down": len(fleet.down),
+    }
     for condition, number in by_condition.items():
         page.sample(REPLICAS, (condition,), number)
     down = frozenset(fleet.down)

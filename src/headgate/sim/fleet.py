@@ -25,6 +25,8 @@ class SimGroup:
     """How the replicas' engines batch; None: as the profile says."""
     cold_start_s: float = 0.0
     """Seconds from a replica's start until it answers."""
+    wake_s: float = 0.0
+    """Seconds that waking up takes, where the replicas of a scaled pool may sleep."""
     starts_s: float | None = None
     """When the replicas are started, in virtual seconds; None: before the first arrival."""
     tells: float = 1.0

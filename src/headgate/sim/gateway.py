@@ -61,6 +61,7 @@ class SimTicket:
         "still",
         "told_s",
         "uncached",
+        "woke_s",
     )
 
     def __init__(self, number: int, arrival: Arrival, request: Request, output: int, now: float) -> None:
@@ -75,6 +76,8 @@ class SimTicket:
         """The replica that has the request, or had it last; None: none yet."""
         self.attempts = 0
         self.cold = False
+        self.woke_s = 0.0
+        """Seconds of its wait in which its replica woke up."""
         self.since = now
         """When the request began to wait, or was sent."""
         self.queue_s = 0.0
@@ -209,7 +212,7 @@ class SimGateway:
         ticket = self.tickets[command.request_id]
         if isinstance(command, Dispatch):
             ticket.attempts = command.attempt
-            ticket.cold = command.cold
+            ticket.cold, ticket.woke_s = command.cold, command.woke_s
             ticket.queue_s += now - ticket.since
             ticket.since = now
             ticket.replica = replica = self.replicas[command.replica_id]

@@ -160,6 +160,11 @@ class SteppedReplica:
         self._lives += 1
         self._forget()
 
+    def sleep(self) -> None:
+        """Gives its memory back: the cache is lost. A cancelled request may be in its last step; then nothing is."""
+        if not self.batcher.running and not self.batcher.waiting:
+            self.batcher.forget_cached()
+
     def die(self, _: object = None) -> None:
         """Kills the replica, with all its requests."""
         self.alive = False

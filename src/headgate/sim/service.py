@@ -130,6 +130,11 @@ class ServiceReplica:
         self.alive = True
         self._forget()
 
+    def sleep(self) -> None:
+        """Gives its memory back: the cache is lost. A cancelled request may be in its last step; then nothing is."""
+        if not self._open:
+            self._kept = ReplicaMemory(self._profile)
+
     def die(self, _: object = None) -> None:
         """Kills the replica, with all its requests."""
         self.alive = False

@@ -6,7 +6,9 @@
     POST   /admin/replicas                    add a replica, such as {"url": "http://10.0.0.7:8000"}
     POST   /admin/replicas/ID/drain           no new requests for it; a replica of the fleet is stopped once it is empty
     POST   /admin/replicas/ID/park            no new requests for it; it stays warm
-    POST   /admin/replicas/ID/activate        new requests for it again
+    POST   /admin/replicas/ID/activate        new requests for it again; one that sleeps is woken first
+    POST   /admin/replicas/ID/sleep           a parked replica of the fleet gives its GPU's memory back
+    POST   /admin/replicas/ID/wake            it wakes up, and stays parked
     POST   /admin/replicas/ID/warmup          warm it up now; answered when that is over
     DELETE /admin/replicas/ID                 remove it; its requests under way may finish
     POST   /admin/reload                      read the config file again
@@ -56,6 +58,8 @@ class FleetControl(Protocol):
     def drain(self, replica_id: ReplicaId, why: str) -> bool: ...
     def park(self, replica_id: ReplicaId, why: str) -> bool: ...
     def activate(self, replica_id: ReplicaId, why: str) -> bool: ...
+    def sleep(self, replica_id: ReplicaId, why: str) -> bool: ...
+    def wake(self, replica_id: ReplicaId, why: str) -> bool: ...
     def to_zero(self) -> int: ...
 
 
@@ -136,12 +140,15 @@ class FleetAdmin:
         if action in self.more:
             self.more[action](exchange, replica_id)
             return
-        if action not in ("drain", "park", "activate"):
-            known = ", ".join(("drain", "park", "activate", *self.more))
+        owned = fleet is not None and fleet.owns(replica_id)
+        actions = ("drain", "park", "activate", *(("sleep", "wake") if owned else ()))
+        if action not in actions:
+            known = ", ".join((*actions, *self.more))
             raise InvalidRequest(f"{action[:64]!r} is not known here; there is {known}")
-        if fleet is not None and fleet.owns(replica_id):
-            does = {"drain": fleet.drain, "park": fleet.park, "activate": fleet.activate}[action]
-            done = does(replica_id, why)
+        if fleet is not None and owned:
+            does = {"drain": fleet.drain, "park": fleet.park, "activate": fleet.activate}
+            does |= {"sleep": fleet.sleep, "wake": fleet.wake}
+            done = does[action](replica_id, why)
             exchange.respond(200, _encode({"done": done, "said": f"{action}: {'begun' if done else 'nothing to do'}"}))
         else:
             self._do(exchange, lambda one: self._changes.route(one, action == "activate"), replica_id)

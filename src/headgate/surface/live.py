@@ -17,7 +17,7 @@ Each event is one JSON object with one key:
                          arrivals  ttft, tpot, e2e: the same of all arrivals, or `missed`: of one without an answer
                          promises  figure, percentile, within_s, state (as of lanes)
                          little    l, lambda, w, residual
-              replicas   id, kind or null, condition (up | starting | parked | down),
+              replicas   id, kind or null, condition (up | starting | waking | parked | asleep | down),
                          state (starting | warming | failed: its warm-up; then up | ramping |
                          probation | ejected | down; or parked), usable (share of its room), requests, limit, tokens,
                          kv_ratio or null, batch_size or null, emulated, version, model, gpu_type, since_s, why,

@@ -25,7 +25,7 @@ class ReplicaConditions(Protocol):
     """What is asked of each replica's condition."""
 
     def of(self, now: float) -> Mapping[ReplicaId, str]:
-        """up, starting, parked or down, by replica."""
+        """up, starting, waking, parked, asleep or down, by replica."""
 
     def why(self, replica_id: ReplicaId) -> str:
         """Why it is not in use; empty: no reason is known."""
@@ -64,6 +64,8 @@ class ReplicaNotes:
             log.info("replica %s is in use: %s", name, described(watch), extra=told)
         elif condition == "parked":
             log.info("replica %s gets no requests: it is parked", name, extra=told)
+        elif condition in ("asleep", "waking"):
+            log.info("replica %s is %s", name, condition, extra=told)
         elif condition == "down" and was != "starting":
             found = reason(watch, why)
             log.warning("replica %s is out: %s", name, found, extra={**told, "why": found})

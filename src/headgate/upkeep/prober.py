@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,15 +22,16 @@ from headgate.model.dialect import PLAIN, Dialect, dialect_of_kind
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
 from headgate.model.outcome import Outcome
-from headgate.model.replica import Replica, ReplicaId
+from headgate.model.replica import Replica
 from headgate.model.sequence import LOWEST_PRIORITY
-from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
 from headgate.replica.detect import Card, detect, read_cards
 from headgate.replica.http import UNREACHED, Connections
 from headgate.replica.openai import FULL, flaw_in, read_error
 from headgate.upkeep.changes import ReplicaNotes
 from headgate.upkeep.engine_reports import EngineReports
+from headgate.upkeep.owner import ProbeOwner
+from headgate.upkeep.sleep import SleepSwitch
 from headgate.upkeep.warmup import Warmed, Warmup, WarmupTarget
 
 log = logging.getLogger(__name__)
@@ -55,28 +56,9 @@ DENIED = (401, 403)
 """Status codes of a replica that wants a key, or another one."""
 MOST_WHY = 300
 """Maximum characters that are kept, for people, of what went wrong."""
+STILL_ASLEEP = Warmed(False, "it is asleep", 0.0)
 OUT = (HealthState.EJECTED, HealthState.PROBATION)
-Phase = Literal["starting", "warming", "failed", "ready"]
-
-
-class ProbeOwner(Protocol):
-    """The keeper of the replicas: a Prober asks it and reports to it."""
-
-    def said(self, replica_id: ReplicaId, cards: list[Card]) -> None:
-        """The replica has listed its models: when it first answers, and with every deep check."""
-
-    def found(self, replica: Replica) -> None:
-        """The replica's kind is known now."""
-
-    def standing(self, replica_id: ReplicaId) -> Standing | None:
-        """What the dispatcher thinks of the replica. None: it is not in the fleet."""
-
-    def sent(self, replica_id: ReplicaId) -> float | None:
-        """A number that changes with each request that the replica is sent. None: it has some right now, or has
-        left."""
-
-    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
-        """Whether requests that run at the replica have had tokens from it since then."""
+Phase = Literal["starting", "waking", "warming", "failed", "ready"]
 
 
 @dataclass(slots=True)
@@ -106,6 +88,7 @@ class Prober:
     dialect: Dialect = PLAIN
     ready: Callable[[], None] | None = None
     """Called once, when the replica has been taken into use."""
+    sleep: SleepSwitch = field(default_factory=SleepSwitch)
     _task: asyncio.Task[None] | None = None
     _own: dict[str, float] = field(default_factory=dict)
     _context: int | None = None
@@ -182,12 +165,22 @@ class Prober:
                 await asyncio.sleep(pause_s)
                 pause_s = min(self.interval_s, pause_s * 1.5)
             await self._meet()
-            warmed = await self.warm()
+            warmed = await self.warm() if await self._is_awake() else STILL_ASLEEP
             if warmed.ok:
                 return
             await asyncio.sleep(warm_pause_s)
             # Sooner where it wants another key: an operator who has just replaced the key waits for it.
             warm_pause_s = min(DENIED_PAUSE_S if warmed.denied else LONGEST_PAUSE_S, 2 * warm_pause_s)
+
+    async def _is_awake(self) -> bool:
+        """Wakes a replica that sleeps when it joins. Returns whether it is awake."""
+        before, self.phase = self.phase, "waking"
+        why = await self.sleep.wake_if_asleep(self.dialect, self.connections)
+        self.phase = "failed" if why else before
+        if why:
+            self.why = f"it was asleep, and did not wake up: {why}"[:MOST_WHY]
+            log.warning("replica %s: %s", self.replica.id, self.why)
+        return not why
 
     async def warm(self, *, asked: bool = False) -> Warmed:
         """Warms the replica now, one warm-up at a time, and tells the dispatcher how it went. `asked`: a caller wants
@@ -234,6 +227,9 @@ class Prober:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self.interval_s)
+            if self.sleep.asleep:
+                self.tell(Probed(self.replica.id, await self.look()))
+                continue
             out = self._is_out()
             well = await self.look(ready=out) and await self._lets_in()
             if not well or not out:
@@ -277,6 +273,8 @@ class Prober:
     async def _keep_looking_deep(self) -> None:
         while True:
             await asyncio.sleep(self.deep_s)
+            if self.sleep.asleep:
+                continue
             self._tell_deep(await self.look_deep())
             self._hear(await self._cards())
             await self.reports.ask_about(self.dialect)
@@ -296,7 +294,8 @@ class Prober:
         while every_s > 0:
             await asyncio.sleep(every_s)
             before, sent = sent, self.owner.sent(self.replica.id)
-            if sent is not None and sent == before and self.phase == "ready" and not self._is_out():
+            quiet = sent is not None and sent == before and not self.sleep.asleep
+            if quiet and self.phase == "ready" and not self._is_out():
                 self._tell_deep(await self.warmup.keep_alive(self._target()))
 
     def _target(self) -> WarmupTarget:

@@ -7,13 +7,14 @@ from typing import Any, Protocol
 
 from headgate.gateway.catalog import Catalog, ModelFacts
 from headgate.gateway.gateway import Gateway
-from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
+from headgate.model.event import ReplicaAsleep, ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.replicas.health import Standing
 from headgate.policy.scaling.member import PoolCounts
 from headgate.replica.detect import Card
 from headgate.replica.http import Connections
 from headgate.upkeep.prober import Prober
+from headgate.upkeep.sleep import Rest, Rested
 from headgate.upkeep.warmup import Warmup
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,22 @@ class ReplicaSet:
         continue."""
         if replica_id in self.watches:
             self._gateway.hear(ReplicaParked(replica_id, not on, ramp))
+
+    async def sleep(self, replica_id: ReplicaId, wake_s: float) -> Rested:
+        """Puts a parked replica to sleep. `wake_s`: seconds that waking it up is expected to take."""
+        watch = self.watches.get(replica_id)
+        if watch is None:
+            return Rested(Rest.UNKNOWN, "it has left")
+        self._gateway.hear(ReplicaAsleep(replica_id, wake_s))
+        return await watch.sleep.fall_asleep(watch.dialect, watch.connections)
+
+    async def wake(self, replica_id: ReplicaId, wake_s: float, limit_s: float) -> str:
+        """Wakes a replica. Returns why it did not wake up; empty: it is awake."""
+        watch = self.watches.get(replica_id)
+        if watch is None:
+            return "it has left"
+        self._gateway.hear(ReplicaAsleep(replica_id, wake_s, waking=True))
+        return await watch.sleep.wake_up(watch.dialect, watch.connections, limit_s)
 
     def leave(self, replica_id: ReplicaId) -> None:
         """Retires a replica. It gets no more requests; those it has may finish."""

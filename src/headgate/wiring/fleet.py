@@ -13,7 +13,7 @@ from headgate.config.fleet import FleetConfig, PoolConfig
 from headgate.config.forms.flags import words_of
 from headgate.config.gateway import GatewayConfig
 from headgate.engine.runner.profile_file import find
-from headgate.fleet.controller import Controller
+from headgate.fleet.controller import Controller, Nap
 from headgate.fleet.follow import Follow
 from headgate.fleet.history import History
 from headgate.fleet.pools import FleetPools
@@ -27,7 +27,7 @@ from headgate.model.clock import Clock, wall
 from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.board import PoolBoard
-from headgate.policy.scaling.pool import PoolReader, ScalingPolicy
+from headgate.policy.scaling.orders import PoolReader, ScalingPolicy
 from headgate.policy.scaling.scale import Scaler
 from headgate.policy.scaling.signals import P95_WINDOW_S, PoolSignals
 from headgate.replica.gauges import read_gauges, text_of_gauges
@@ -61,6 +61,13 @@ class GatewayHands:
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
         self._roster.route(replica_id, on, ramp)
+
+    async def sleep(self, replica_id: ReplicaId, wake_s: float) -> Nap:
+        rested = await self._roster.sleep(replica_id, wake_s)
+        return Nap(rested.rest.value, rested.why)
+
+    async def wake(self, replica_id: ReplicaId, wake_s: float, limit_s: float) -> str:
+        return await self._roster.wake(replica_id, wake_s, limit_s)
 
     async def answers(self, replica_id: ReplicaId) -> bool:
         return await self._ask(replica_id, "/health/live") is not None

@@ -35,6 +35,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "fleet add": ("headgate fleet add http://10.0.0.9:8000",),
     "fleet drain": ("headgate fleet drain gpu-a",),
     "fleet activate": ("headgate fleet activate gpu-a",),
+    "fleet sleep": ("headgate fleet sleep local-2",),
+    "fleet wake": ("headgate fleet wake local-2",),
     "fleet remove": ("headgate fleet remove gpu-a",),
     "fleet zero": ("headgate fleet zero --patience 5m",),
     "reload": ("headgate reload",),

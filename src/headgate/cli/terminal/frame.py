@@ -18,7 +18,7 @@ from headgate.report.words import percent, rate
 
 STYLES: Final = {
     "ok": "green", "idle": "dim", "unknown": "dim", "warning": "yellow", "critical": "bold red", "up": "green",
-    "starting": "cyan", "parked": "dim", "down": "bold red",
+    "starting": "cyan", "waking": "cyan", "parked": "dim", "asleep": "dim", "down": "bold red",
 }  # fmt: skip
 BADGES: Final = {"ok": "✓ ok", "idle": "· idle", "unknown": "· few", "warning": "! risk", "critical": "✗ bad"}
 MARKS: Final = {"ok": "✓", "idle": "·", "warning": "!", "critical": "✗"}
@@ -209,7 +209,7 @@ def _table(width: int, *columns: tuple[str, str]) -> Table:
 
 
 def _worst_first(replicas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    order = {"down": 0, "starting": 1, "up": 2, "parked": 3}
+    order = {"down": 0, "starting": 1, "waking": 1, "up": 2, "parked": 3, "asleep": 4}
     return sorted(replicas, key=lambda one: order.get(one["condition"], 0))
 
 

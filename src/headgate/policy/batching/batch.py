@@ -94,6 +94,11 @@ class Batcher:
         self._moves += moves
         return None
 
+    def forget_cached(self) -> None:
+        """Forgets all prefixes: the memory that held them was given back. Only while there is no sequence."""
+        self._moves.clear()
+        self.ledger.clear()
+
     @property
     def has_work(self) -> bool:
         """True if there are sequences or moves to handle. `plan` may still return None while all sequences wait."""

@@ -45,9 +45,12 @@ class Ledger(KvLedger):
         self.save_from = 128
         """Minimum tokens of a cached prefix that is worth a host copy: saving a shorter one costs about as much as
         computing it."""
-        self._slots = [_Place() for _ in range(slots)]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._slots = [_Place() for _ in range(self.slots)]
         self._blobs: dict[int, _Place] = {}
-        self._next_blob = slots
+        self._next_blob = self.slots
         self._holders = Holders()
         self._loose: list[tuple[float, int]] = []
         """A heap of (last use, blob) for blobs that may be dropped for room. An entry whose time differs from the

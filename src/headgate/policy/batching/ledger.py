@@ -63,6 +63,16 @@ class KvLedger(ABC):
         self.longest = min(slot_tokens, blocks * block_tokens)
         """Maximum tokens of a sequence."""
 
+    def clear(self) -> None:
+        """Forgets all prefixes, on the device and on the host. Only while there is no sequence."""
+        self.owned_blocks = self.cached_blocks = self.host_used = 0
+        self.free_slots = self.slots
+        self._forget()
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Makes the account that of an empty memory."""
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
 

@@ -40,7 +40,10 @@ class _Table:
 class PagedLedger(KvLedger):
     def __init__(self, *, slots: int, slot_tokens: int, blocks: int, host_blocks: int, block_tokens: int = 16) -> None:
         super().__init__(slots, slot_tokens, blocks, host_blocks, block_tokens)
-        self._free = list(range(slots))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._free = list(range(self.slots))
         """A heap of the slots that no sequence has."""
         self._tables: dict[int, _Table] = {}
         self._users: dict[bytes, int] = {}
@@ -55,7 +58,7 @@ class PagedLedger(KvLedger):
         """Sequences that are swapped out."""
         self._away: dict[bytes, int] = {}
         """Sequences swapped out with each full block."""
-        self._next_blob = slots
+        self._next_blob = self.slots
         self._reserved = 0
         """Blocks of all tables, each as often as it is in one."""
         self._listed = 0

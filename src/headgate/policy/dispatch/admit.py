@@ -4,6 +4,9 @@ The wait is predicted from how fast a queue has drained while it had a backlog (
 a backlog nothing is known: the request is admitted, and its wait bound protects it. Of a queue that no request has left
 yet, the wait is at least as long as the backlog has lasted: so the first requests of a burst wait for their bound, and
 the rest are refused at once.
+
+Where replicas sleep that could serve a request, it is held for one to wake up: it may wait longer, by as much as that
+is expected to take, and no forecast made without that replica refuses it (policy/replicas/sleepers.py).
 """
 
 import random
@@ -21,6 +24,7 @@ from headgate.policy.dispatch.turns import Turns
 from headgate.policy.dispatch.versions import Versions
 from headgate.policy.promises.quotes import OpenQuote, told
 from headgate.policy.replicas.book import ReplicaBook
+from headgate.policy.replicas.sleepers import WakeUp
 from headgate.policy.tenants.shared_limits import TenantGate
 
 SOONEST_S = 0.05
@@ -52,6 +56,7 @@ class Refusals:
         self._queues: Final = queues
         self._index: Final = book.index
         self._full: Final = book.full
+        self._sleepers: Final = book.sleepers
         self._turns: Final = turns
         self._gate: Final = gate
         self._versions: Final = versions
@@ -63,7 +68,10 @@ class Refusals:
         request, lane, queue = passage.request, lane_queue.lane, lane_queue.queue
         if not self._index.usable(request.model, request.lane):
             # No replica is usable: waiting for one to start has another bound than waiting for a turn.
-            if request.pinned:
+            held = self._hold(passage, lane_queue, 0, now)
+            if held:
+                self._sleepers.hold(now)
+            elif request.pinned:
                 self.refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
                 return
             self._queues.wait_until(passage, request.arrived + self.no_replica_wait_s, now)
@@ -73,12 +81,35 @@ class Refusals:
             # With no request ahead, this one waits in any case: one must, or a rate once learned would never be
             # unlearned. So does a tenant below its share: the next slot is its own, whatever the rate of those at their
             # share.
+            held = self._hold(passage, lane_queue, ahead, now)
             if self.too_late(request, lane_queue, ahead, wait_s, now):
-                if not self._relegate(passage, now, commands):
+                if held:
+                    self._sleepers.hold(now)
+                elif not self._relegate(passage, now, commands):
                     message = would_wait(request, lane, wait_s)
                     self.refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
                 return
-            passage.forecast = (ahead, wait_s)
+            if not held:
+                passage.forecast = (ahead, wait_s)
+
+    def _hold(self, passage: Passage, lane_queue: LaneQueue, ahead: int, now: float) -> bool:
+        """Lets a queued request wait longer, once, if replicas that serve it sleep and have room for it and those ahead
+        of it. Returns whether it is held for one of them to wake up."""
+        request = passage.request
+        wake_up = self.wake_up_for(request, lane_queue, ahead, now)
+        if wake_up is None:
+            return False
+        if wake_up.wake_s and not passage.held_s:
+            passage.held_s = wake_up.wake_s
+            self._queues.wait_until(passage, request.wait_until + wake_up.wake_s, now)
+        return True
+
+    def wake_up_for(self, request: Request, lane_queue: LaneQueue, ahead: int, now: float) -> WakeUp | None:
+        """What replicas that sleep can do for a request with `ahead` requests before it. None: nothing."""
+        wake_up = self._sleepers.of(request.model, request.lane, now)
+        if wake_up is None or ahead >= wake_up.room or self._turns.capped_at(lane_queue, request) is not None:
+            return None
+        return wake_up
 
     def too_late(self, request: Request, lane_queue: LaneQueue, ahead: int, wait_s: float, now: float) -> bool:
         """Whether a request is predicted to wait past its bound, and is not let wait nevertheless."""
@@ -186,7 +217,8 @@ class Refusals:
         for passage in self._versions.stranded():
             lane_queue = passage.lane_queue
             if passage.request.pinned:
-                self.refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+                if not passage.held_s:
+                    self.refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
             elif self._versions.stand_in(passage, False):
                 self._queues.remove(passage.request.id, lane_queue, now)
                 self._queues.push(passage, passage.lane_queue, now)

@@ -31,6 +31,7 @@ from headgate.model.event import (
     Probed,
     QuoteAsked,
     Refuse,
+    ReplicaAsleep,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaParked,
@@ -148,6 +149,8 @@ class Dispatcher(DispatcherReads):
         elif isinstance(event, ReplicaParked):
             self.book.park(event.replica_id, event.parked, event.ramp, now)
             self._pump_all(now, commands)
+        elif isinstance(event, ReplicaAsleep):
+            self.book.sleepers.add(event.replica_id, event.wake_s, event.waking, now)
         elif isinstance(event, QuoteAsked):
             commands.append(self._quoting.quote(event.request, now))
         elif isinstance(event, Leased):

@@ -136,6 +136,7 @@ class Passage:
         "forecast",
         "grant",
         "hedged",
+        "held_s",
         "lane_queue",
         "load",
         "lost_s",
@@ -160,6 +161,10 @@ class Passage:
     forecast: tuple[int, float] | None
     """(requests ahead, seconds of waiting), as forecast when it began to wait for a usable replica. None: it never
     did."""
+    held_s: float
+    """Seconds by which it may wait longer because a replica has to wake up for it; 0: none has."""
+    own_bound_s: float
+    """Maximum wait in the lane that the request was relegated from first; 0: it was not relegated."""
     quote: OpenQuote | None
     """When the first token was told to come. None: nothing was told yet."""
 
@@ -180,8 +185,7 @@ class Passage:
         """Times the request had to wait because replicas said that they are full."""
         self.lost_s = 0.0
         """Seconds spent at replicas that then failed: the request did not wait in that time."""
-        self.own_bound_s = 0.0
-        """Maximum wait in the lane that the request was relegated from first; 0: it was not relegated."""
+        self.held_s = self.own_bound_s = 0.0
         self.broke_at = -inf
         """When a replica last failed the request. -inf: none did."""
         self.suspects: tuple[ReplicaId, ...] = ()

@@ -21,6 +21,7 @@ from headgate.policy.dispatch.turns import Turns
 from headgate.policy.promises.quotes import OpenQuote, told
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.route import RouteChoice, route
+from headgate.policy.replicas.sleepers import WakeUp
 from headgate.policy.tenants.limits import Grant, OverLimit, TenantLimits, over_message
 from headgate.policy.tenants.shared_limits import TenantGate
 
@@ -91,7 +92,10 @@ class Quoting:
         if len(queue) >= lane.queue_limit and queue.displaced_by(request.tenant) is None:
             message = f"lane {lane.name!r} has {lane.queue_limit} waiting"
             return self._refused(request, lane_queue, Outcome.LANE_FULL, message, now)
+        wake_up = self._refusals.wake_up_for(request, lane_queue, ahead, now)
         if not index.usable(request.model, request.lane):
+            if wake_up is not None:
+                return Quote(request.id, True, lane.name, message=_held(wake_up))
             if request.pinned:
                 return self._refused(request, lane_queue, Outcome.NO_REPLICA, PINNED, now)
             wait_s = self._refusals.no_replica_wait_s
@@ -99,6 +103,8 @@ class Quoting:
             return Quote(request.id, True, lane.name, message=message)
         wait_s = lane_queue.drain.wait_s(ahead + 1, now)
         if self._refusals.too_late(request, lane_queue, ahead, wait_s, now):
+            if wake_up is not None:
+                return Quote(request.id, True, lane.name, message=_held(wake_up))
             lower = self._refusals.lowered(request, lane, 0.0, now)
             if lower is not None:
                 return self._meets(lower, self._queues.of(lower), now)
@@ -121,6 +127,12 @@ class Quoting:
     def _refused(self, request: Request, lane_queue: LaneQueue, outcome: Outcome, message: str, now: float) -> Quote:
         after_s, _ = self._refusals.retry_after(request, lane_queue, now, self._rng)
         return Quote(request.id, False, lane_queue.lane.name, None, None, outcome, message, after_s)
+
+
+def _held(wake_up: WakeUp) -> str:
+    if not wake_up.wake_s:
+        return "it would wait for a replica that has just woken up"
+    return f"it would wait for a sleeping replica to wake up, which takes about {wake_up.wake_s:.1f} s"
 
 
 def _requests_only(limits: TenantLimits) -> TenantLimits:

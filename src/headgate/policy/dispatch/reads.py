@@ -206,6 +206,10 @@ class DispatcherReads(DispatchPort):
             [name for name in models if not self.index.usable(name)],
         )
 
+    def wanted_awake(self, now: float) -> bool:
+        """Whether requests wait that would have been refused if no replica could be woken for them."""
+        return self.book.sleepers.wanted(now)
+
     def utilisation(self, now: float) -> Use:
         """Utilisation of the whole fleet, of which what is measured over time is measured up to now."""
         self.use.look(now)

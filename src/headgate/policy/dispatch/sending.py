@@ -158,9 +158,15 @@ class Sending:
                 passage.uncached,
                 request.lane if request.relegated else "",
                 told(passage.quote),
+                0.0 if not passage.held_s else self._woke_s(request, choice.replica_id),
             )
         )
         return True
+
+    def _woke_s(self, request: Request, replica_id: ReplicaId) -> float:
+        """Seconds of a held request's wait in which the replica woke up; 0: it was awake."""
+        entry = self._book.entries[replica_id]
+        return max(0.0, entry.awake_at - max(entry.woken_at, request.arrived))
 
     def second_choice(self, passage: Passage, load: Load, now: float) -> RouteChoice | None:
         """Another replica than the one that the request is at. None: there is none with a free slot. Dedicated replicas

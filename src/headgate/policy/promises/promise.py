@@ -141,6 +141,10 @@ class FleetReading:
     starting: int = 0
     parked: int = 0
     """Replicas that intentionally get no requests: parked or draining."""
+    waking: int = 0
+    """Those of `starting` that wake up from sleep."""
+    sleeping: int = 0
+    """Those of `parked` that sleep."""
     outage: bool = False
     """No replica is up, and that is not intended."""
     asleep: bool = False

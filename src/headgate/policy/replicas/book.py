@@ -21,6 +21,7 @@ from headgate.policy.replicas.index import Order, RouteIndex
 from headgate.policy.replicas.outlier import About
 from headgate.policy.replicas.prefix_index import CacheGuess, PrefixIndex
 from headgate.policy.replicas.signs import HealthState, Saw
+from headgate.policy.replicas.sleepers import Sleepers
 
 IMMATERIAL_S: Final = 0.05
 IMMATERIAL_TOKEN_S: Final = 0.01
@@ -41,6 +42,7 @@ class ReplicaBook:
         """In the order in which replicas joined or were described anew."""
         self.index = RouteIndex(self.entries, order)
         self.full = Full(self.index)
+        self.sleepers: Final = Sleepers(self.entries, prefixes)
         self.part = (0.0, 1.0)
         """Range of each replica's slots that this gateway may use, 0 to 1: all, unless other gateways share them."""
         self._health = health
@@ -93,13 +95,14 @@ class ReplicaBook:
 
     def park(self, replica_id: ReplicaId, parked: bool, ramp: bool, now: float) -> None:
         """Parks a replica or takes it back. A replica may be parked before it joins. What a replica has cached is not
-        forgotten: it is as warm when it comes back."""
+        forgotten: it is as warm when it comes back, unless it slept."""
         entry = self.entries.get(replica_id)
         if entry is None:
             if parked:
                 self.entries[replica_id] = new_entry(replica_id, parked=True)
             return
         entry.parked = parked
+        self.sleepers.wakes(entry, now)
         if entry.seat is None or entry.health is None:
             if not parked:
                 del self.entries[replica_id]
@@ -118,6 +121,7 @@ class ReplicaBook:
     def leave(self, replica_id: ReplicaId) -> None:
         entry = self.entries.get(replica_id)
         if entry is not None:
+            self.sleepers.remove(entry)
             self.full.forget(entry)
             self.prefixes.forget(entry.links)
             if entry.seat is not None:

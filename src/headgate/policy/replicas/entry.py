@@ -115,6 +115,12 @@ class ReplicaEntry:
     """None: not measured yet."""
     parked: bool = False
     """The replica is known and probed, and is given no requests."""
+    wake_s: float | None = None
+    """While it sleeps or wakes up: seconds that waking up is expected to take. None: it is awake."""
+    woken_at: float = inf
+    """When it was last told to wake up; inf: not since it fell asleep."""
+    awake_at: float = -inf
+    """When it last woke up."""
     unseen: bool = False
     """The replica has joined and not answered yet."""
     came: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from headgate.config.fleet import PoolConfig
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.view import ReplicaView
-from headgate.policy.scaling.lifecycle import ROUTED, Lifecycle
+from headgate.policy.scaling.lifecycle import ROUTED, SLEEPING, Lifecycle
 from headgate.policy.scaling.member import Demand
 from headgate.policy.scaling.pool import ManagedPool
 from headgate.policy.scaling.scale import FULL
@@ -95,7 +95,7 @@ class PoolBoard:
             if view is not None and member.state in ROUTED:
                 slots.append(max(1.0, view.limit * view.share))
             elif not member.gone:
-                warm += member.state in (Lifecycle.PARKED, Lifecycle.READY)
+                warm += member.state in (Lifecycle.PARKED, Lifecycle.READY) or member.state in SLEEPING
                 others += 1
         further = 0 if managed.stuck else self._pools[name].scale.max - len(slots) - others
         coming = 0 if managed.stuck else others - warm
@@ -147,4 +147,5 @@ class PartSignals(PoolSignals):
             share.present,
             share.carried_tokens_per_s,
             share.may_start,
+            share.waiting > 0 and self._dispatcher.wanted_awake(now),
         )

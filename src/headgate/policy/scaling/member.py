@@ -1,10 +1,15 @@
 """Describes one replica of a fleet, its load, and the demand on the whole pool."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.lifecycle import OVER, Lifecycle, LifecycleEvent, next_state
+from headgate.policy.scaling.placement import PoolMember
+
+OVERDUE = 2.0
+"""Multiple of what a wake-up is expected to take after which another replica is woken too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,7 @@ class Demand:
     present: float | None = None
     carried_tokens_per_s: float | None = None
     may_start: bool = True
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,10 @@ class Member:
     why: str = "started"
     then_park: bool = False
     """While it drains: it is parked afterwards, not stopped."""
+    then_serve: bool = False
+    """While it wakes up: it serves afterwards, and does not stay parked."""
+    sleepless_until: float = -inf
+    """When it may be told to sleep again, after it did not."""
     drained_by: float = 0.0
     """While it drains to be stopped: when its remaining requests are cut off."""
     comes_back: bool = False
@@ -79,6 +89,26 @@ class Member:
     def gone(self) -> bool:
         """It has ended, and is not started again."""
         return self.state in OVER and not self.comes_back
+
+    def seen(self, work: Work, wake_s: float, now: float) -> PoolMember:
+        """The replica as the Scaler sees it. One that is out or being started again counts as starting: others stand
+        in, and no further one is started. `wake_s`: seconds to expect of a wake-up."""
+        coming = self.out_since is not None or self.state is Lifecycle.FAILED
+        return PoolMember(
+            id=self.id,
+            state=Lifecycle.STARTING if coming else self.state,
+            since=self.since,
+            then_park=self.then_park,
+            then_serve=self.then_serve,
+            overdue=self.state is Lifecycle.WAKING and now - self.since > OVERDUE * wake_s,
+            sleepless=now < self.sleepless_until,
+            requests=work.requests,
+            outstanding_tokens=work.tokens,
+            cached_tokens=work.cached_tokens,
+            slots=work.slots,
+            use=work.use,
+            binding=work.binding,
+        )
 
     def happened(self, happened: LifecycleEvent, why: str, now: float) -> bool:
         """Applies the event; returns whether it changed the state."""

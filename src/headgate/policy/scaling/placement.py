@@ -1,15 +1,19 @@
 """Decides which replicas serve, which are parked and which stop, given how many of each there should be.
 
 Warm replicas are taken into use before any is started: first those just ready, then those about to be stopped, then the
-parked. The replica with least to lose stops: its running requests have to be waited for, its cached prefixes are
-computed again elsewhere. If the warm pool is short, a leaving replica is parked instead of stopped.
+parked, of these first the ones that are awake. The replica with least to lose stops: its running requests have to be
+waited for, its cached prefixes are computed again elsewhere. If the warm pool is short, a leaving replica is parked
+instead of stopped.
+
+Parked replicas may sleep: they are told to after a while, and told to wake when they are to serve, or when the forecast
+wants them awake.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headgate.model.replica import ReplicaId
-from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, Lifecycle
+from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, SLEEPING, Lifecycle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,12 @@ class PoolMember:
     """When the replica entered this state, on the clock of `now`."""
     then_park: bool = False
     """While it drains: it is parked afterwards, not stopped."""
+    then_serve: bool = False
+    """While it wakes up: it serves afterwards, and does not stay parked."""
+    overdue: bool = False
+    """It should have woken up by now: others are woken in its place."""
+    sleepless: bool = False
+    """It was told to sleep, and did not, or can't."""
     requests: int = 0
     """Requests at the replica."""
     outstanding_tokens: int = 0
@@ -51,6 +61,8 @@ class PoolView:
     """Requests that wait for a replica."""
     waiting_tokens: int = 0
     """Tokens of the waiting requests, prompt and expected output."""
+    held: bool = False
+    """Requests wait that would have been refused if no replica could be woken for them."""
     tokens_per_s: float = 0.0
     """Token velocity: prompt and expected output tokens per second of the requests that arrived over the last 10 to
     60 s. It counts arrivals, not answers, and so includes refused requests: it is the demand."""
@@ -65,6 +77,8 @@ class PoolView:
     """The part of the arriving tokens that its members are sent, from which their pace is learned; None: all."""
     may_start: bool = True
     """False: a cheaper pool that serves the same can still grow. Only replicas that are warm are taken into use."""
+    woken_in_s: float = 3.0
+    """Seconds that waking up takes, measured or guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Route to the replica: it is READY, PARKED or DRAINING, and so warm."""
+    """Route to the replica: it is READY, PARKED or DRAINING, and so warm; one that sleeps is woken first."""
 
     id: ReplicaId
 
@@ -96,7 +110,21 @@ class Drain:
     id: ReplicaId
 
 
-Action = Start | Activate | Park | Drain
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Let the parked replica sleep."""
+
+    id: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Wake the replica, which stays parked."""
+
+    id: ReplicaId
+
+
+Action = Start | Activate | Park | Drain | Sleep | Wake
 
 
 @dataclass(slots=True)
@@ -106,6 +134,9 @@ class Sorted:
     routed: list[PoolMember]
     ready: list[PoolMember]
     parked: list[PoolMember]
+    """Asleep or awake, and those that wake up to stay parked."""
+    waking: list[PoolMember]
+    """Those that wake up to serve, and should be awake soon."""
     draining: list[PoolMember]
     coming: int
     total: int
@@ -113,16 +144,18 @@ class Sorted:
 
     @classmethod
     def of(cls, members: Iterable[PoolMember]) -> "Sorted":
-        found = cls([], [], [], [], 0, 0)
+        found = cls([], [], [], [], [], 0, 0)
         for member in members:
             found.total += member.state not in OVER
             if member.state in ROUTED:
                 found.routed.append(member)
-            elif member.state in COMING:
+            elif member.state in COMING or member.overdue:
                 found.coming += 1
             elif member.state is Lifecycle.READY:
                 found.ready.append(member)
-            elif member.state is Lifecycle.PARKED:
+            elif member.state is Lifecycle.WAKING and member.then_serve:
+                found.waking.append(member)
+            elif member.state is Lifecycle.PARKED or member.state in SLEEPING:
                 found.parked.append(member)
             elif member.state is Lifecycle.DRAINING:
                 found.draining.append(member)
@@ -137,15 +170,16 @@ def settle(
     actions: list[Action] = []
     reasons: list[str] = []
     spare = _spare(there)
-    short = serving - len(there.routed)
+    short = serving - len(there.routed) - len(there.waking)
     for member in spare[: max(0, short)]:
         actions.append(Activate(member.id))
-        reasons.append(f"{member.id} is {_WARM[member.state]}: it is taken into use at once.")
+        at_once = "it is woken" if member.state in SLEEPING else "it is taken into use at once"
+        reasons.append(f"{member.id} is {_WARM[member.state]}: {at_once}.")
     used = {action.id for action in actions if isinstance(action, Activate)}
     pool = [member for member in spare if member.id not in used and _pooled(member)]
     actions += [Park(member.id) for member in pool if member.state is Lifecycle.READY]
     kept = _let_go(there.routed, -short, parked - len(pool), actions, reasons) if short < 0 else 0
-    serve = min(serving, len(there.routed) + len(used))
+    serve = min(serving, len(there.routed) + len(there.waking) + len(used))
     missing = serving + parked - serve - len(pool) - kept - there.coming
     _trim(pool, parked, keep_s, now, actions, reasons)
     count = min(missing, most - there.total)
@@ -157,6 +191,24 @@ def settle(
     return tuple(actions), tuple(reasons)
 
 
+def rest(parked: Iterable[PoolMember], *, awake: int, after_s: float | None, now: float) -> tuple[Action, ...]:
+    """Which of the parked replicas are told to sleep, or to wake, so that `awake` of them are. `after_s`: seconds after
+    which a parked replica may sleep; None: none does by itself."""
+    there = list(parked)
+    up = [member for member in there if member.state in (Lifecycle.PARKED, Lifecycle.WAKING)]
+    down = [member for member in there if member.state is Lifecycle.ASLEEP]
+    if len(up) < awake:
+        return tuple(Wake(member.id) for member in sorted(down, key=_soonest)[: awake - len(up)])
+    if after_s is None:
+        return ()
+    tired = [
+        member
+        for member in up
+        if member.state is Lifecycle.PARKED and not member.sleepless and now - member.since >= after_s
+    ]
+    return tuple(Sleep(member.id) for member in sorted(tired, key=_loses_least)[: len(up) - awake])
+
+
 def _pooled(member: PoolMember) -> bool:
     return member.state is not Lifecycle.DRAINING or member.then_park
 
@@ -166,7 +218,7 @@ def _spare(there: Sorted) -> list[PoolMember]:
     stopping = [member for member in there.draining if not member.then_park]
     parking = [member for member in there.draining if member.then_park]
     order = (there.ready, stopping, there.parked, parking)
-    return [member for group in order for member in sorted(group, key=_known_most)]
+    return [member for group in order for member in sorted(group, key=_soonest)]
 
 
 def _let_go(routed: list[PoolMember], count: int, short: int, actions: list[Action], reasons: list[str]) -> int:
@@ -188,17 +240,27 @@ def _let_go(routed: list[PoolMember], count: int, short: int, actions: list[Acti
 def _trim(
     pool: list[PoolMember], parked: int, keep_s: float, now: float, actions: list[Action], reasons: list[str]
 ) -> None:
-    idle = [member for member in pool if member.state is Lifecycle.PARKED and now - member.since >= keep_s]
+    still = (Lifecycle.PARKED, Lifecycle.ASLEEP)
+    idle = [member for member in pool if member.state in still and now - member.since >= keep_s]
     for member in sorted(idle, key=_loses_least)[: max(0, len(pool) - parked)]:
         actions.append(Drain(member.id))
         reasons.append(f"{member.id} is parked and stopped: more are parked than the {parked} asked for.")
 
 
-_WARM = {Lifecycle.READY: "warm", Lifecycle.PARKED: "parked", Lifecycle.DRAINING: "still there"}
+_WARM = {
+    Lifecycle.READY: "warm",
+    Lifecycle.PARKED: "parked",
+    Lifecycle.WAKING: "about to be awake",
+    Lifecycle.DOZING: "falling asleep",
+    Lifecycle.ASLEEP: "asleep",
+    Lifecycle.DRAINING: "still there",
+}
+_SOON = {Lifecycle.WAKING: 1, Lifecycle.ASLEEP: 2, Lifecycle.DOZING: 3}
 
 
-def _known_most(member: PoolMember) -> tuple[int, str]:
-    return -member.cached_tokens, member.id
+def _soonest(member: PoolMember) -> tuple[int, int, str]:
+    """Sort key for the replica to take into use: awake before asleep, then the one with most in its cache."""
+    return _SOON.get(member.state, 0), -member.cached_tokens, member.id
 
 
 def _loses_least(member: PoolMember) -> tuple[int, int, float, str]:

@@ -10,16 +10,27 @@ into commands. A replica's states and transitions are the table in `policy/scali
 """
 
 from collections import deque
-from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from headgate.config.fleet import LauncherConfig
 from headgate.model.labels import plain
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, Lifecycle, LifecycleEvent
-from headgate.policy.scaling.member import Demand, Member, Work
-from headgate.policy.scaling.placement import Action, Activate, Park, PoolMember, PoolView, Start
+from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, SLEEPING, Lifecycle, LifecycleEvent
+from headgate.policy.scaling.member import Member, Work
+from headgate.policy.scaling.orders import (
+    JoinReplica,
+    LeaveReplica,
+    PoolCommand,
+    PoolNote,
+    PoolReader,
+    RouteReplica,
+    ScalingPolicy,
+    SleepReplica,
+    StartReplica,
+    StopReplica,
+    WakeReplica,
+)
+from headgate.policy.scaling.placement import Action, Activate, Park, PoolMember, PoolView, Sleep, Start, Wake
 from headgate.policy.scaling.scale import Decision
 
 LOOK_EVERY_S = 1.0
@@ -33,76 +44,9 @@ ASK_AGAIN_S = (1.0, 60.0)
 STOP_GRACE_S = 5.0
 """Seconds that a drained replica gets to stop."""
 RECENT_STARTS = 5
-"""Starts of which the longest is what the next is expected to take."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartReplica:
-    """Start one more replica; report `start_answered`, and `appeared` once it has an address."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinReplica:
-    """Watch the replica and give it no requests; report `answered` and `warmed`."""
-
-    replica: Replica
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveReplica:
-    """Forget the replica. Its requests in flight may finish."""
-
-    id: ReplicaId
-
-
-@dataclass(frozen=True, slots=True)
-class RouteReplica:
-    """Give the replica requests from now on, or none."""
-
-    id: ReplicaId
-    on: bool
-    ramp: bool = False
-    """Only a few at first."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopReplica:
-    """End the replica within STOP_GRACE_S; report `stopped`."""
-
-    id: ReplicaId
-
-
-@dataclass(frozen=True, slots=True)
-class PoolNote:
-    """A line about what the pool did, for people to read."""
-
-    kind: str
-    """decision, replica or trouble"""
-    text: str
-    reasons: tuple[str, ...] = ()
-    replica: ReplicaId | None = None
-
-
-PoolCommand = StartReplica | JoinReplica | LeaveReplica | RouteReplica | StopReplica | PoolNote
-
-
-class ScalingPolicy(Protocol):
-    def decide(self, view: PoolView, now: float, wall: float) -> Decision: ...
-
-
-class PoolReader(Protocol):
-    """What the pool goes by; policy/scaling/signals.py reads it from a dispatcher."""
-
-    def waiting(self) -> int:
-        """Requests without a replica. Called often."""
-
-    def strained(self) -> bool:
-        """Whether requests wait, or the serving replicas are nearly full. Called often."""
-
-    def demand(self, now: float) -> Demand: ...
-
-    def work(self, replica_id: ReplicaId, now: float) -> Work:
-        """Returns an empty Work for an unknown replica."""
+"""Starts, and wake-ups, of which the longest is what the next is expected to take."""
+SLEEP_AGAIN_S = 600.0
+"""Seconds after which a replica that did not fall asleep is told to again."""
 
 
 class ManagedPool:
@@ -117,8 +61,8 @@ class ManagedPool:
         self._config = config
         self._reader = reader
         self._commands: list[PoolCommand] = []
-        self._took_s: deque[float] = deque(maxlen=RECENT_STARTS)
-        """Seconds that the last starts took."""
+        self._took_s, self._woke_s = (deque[float](maxlen=RECENT_STARTS) for _ in range(2))
+        """Seconds that the last starts and the last wake-ups took."""
         self._asked_for = 0
         """Starts that are not answered yet."""
         self._start_after = -inf
@@ -146,7 +90,9 @@ class ManagedPool:
 
     @property
     def _glances(self) -> bool:
-        return self.held or any(member.state is Lifecycle.PARKED for member in self.members.values())
+        return self.held or any(
+            member.state is Lifecycle.PARKED or member.state in SLEEPING for member in self.members.values()
+        )
 
     def _burst(self) -> bool:
         return self._reader.waiting() > 0 if self.held else self._reader.strained()
@@ -179,34 +125,23 @@ class ManagedPool:
             PoolMember(id=f"(asked for: {number})", state=Lifecycle.STARTING, since=now)
             for number in range(self._asked_for)
         ]
+        seen = [
+            member.seen(self._reader.work(member.id, now), self.wake_s, now)
+            for member in self.members.values()
+            if not member.gone
+        ]
         return PoolView(
-            members=(*(self._seen(member, now) for member in self.members.values() if not member.gone), *coming),
+            members=(*seen, *coming),
             waiting=demand.waiting,
             waiting_tokens=demand.waiting_tokens,
             tokens_per_s=demand.tokens_per_s,
             p95_ratio=demand.p95_ratio,
+            held=demand.held,
             start_s=self.start_s,
+            woken_in_s=self.wake_s,
             present=demand.present,
             carried_tokens_per_s=demand.carried_tokens_per_s,
             may_start=demand.may_start,
-        )
-
-    def _seen(self, member: Member, now: float) -> PoolMember:
-        """A replica that is out or being started again counts as starting: others stand in, and no further one is
-        started."""
-        work = self._reader.work(member.id, now)
-        coming = member.out_since is not None or member.state is Lifecycle.FAILED
-        return PoolMember(
-            id=member.id,
-            state=Lifecycle.STARTING if coming else member.state,
-            since=member.since,
-            then_park=member.then_park,
-            requests=work.requests,
-            outstanding_tokens=work.tokens,
-            cached_tokens=work.cached_tokens,
-            slots=work.slots,
-            use=work.use,
-            binding=work.binding,
         )
 
     @property
@@ -214,6 +149,11 @@ class ManagedPool:
         """Seconds to expect of a start: the longest of the last few, since it is waited for; without any, the
         config's guess."""
         return max(self._took_s, default=self._config.start_s)
+
+    @property
+    def wake_s(self) -> float:
+        """Seconds to expect of a wake-up, likewise."""
+        return max(self._woke_s, default=self._config.wake_s)
 
     @property
     def paid_for(self) -> int:
@@ -235,6 +175,7 @@ class ManagedPool:
         elif member.state in OVER:
             member.happened(LifecycleEvent.STARTED, "started again", now)
             member.asked_at, member.comes_back, member.cold_start = now, False, {}
+            member.then_serve, member.sleepless_until = False, -inf
         else:
             self._commands.append(LeaveReplica(replica.id))
         member.replica = replica
@@ -289,6 +230,62 @@ class ManagedPool:
         if member is not None and member.state is Lifecycle.STOPPED:
             del self.members[replica_id]
 
+    # -- sleep -------------------------------------------------------------------------------------------------
+
+    def slept(self, replica_id: ReplicaId, now: float) -> None:
+        """The replica has fallen asleep, as it was told."""
+        member = self.members.get(replica_id)
+        if member is not None and member.happened(LifecycleEvent.SLEPT, "asleep", now):
+            self._note("replica", f"{member.id} is asleep", replica=member.id)
+
+    def stays_awake(self, replica_id: ReplicaId, why: str, now: float) -> None:
+        """The replica did not fall asleep, and is as it was. It is not told to again for a while."""
+        member = self.members.get(replica_id)
+        if member is None or member.state not in SLEEPING:
+            return
+        member.sleepless_until = now + SLEEP_AGAIN_S
+        self._note("trouble", f"{member.id} does not sleep", (why,), member.id)
+        self._awake(member, why, now)
+
+    def woken(self, replica_id: ReplicaId, problem: str | None, now: float) -> None:
+        """The replica is awake, or did not wake up because of a problem: then it is stopped."""
+        member = self.members.get(replica_id)
+        if member is None or member.state is not Lifecycle.WAKING:
+            return
+        if problem is not None:
+            self._note("trouble", f"{member.id} did not wake up", (problem,), member.id)
+            self._stop(member, problem, now)
+        else:
+            self._woke_s.append(now - member.since)
+            self._note("replica", f"{member.id} woke up in {now - member.since:.2f} s", replica=member.id)
+            self._awake(member, "awake", now)
+        self._nudged = True
+
+    def _awake(self, member: Member, why: str, now: float) -> None:
+        member.happened(LifecycleEvent.WOKEN, why, now)
+        if not member.then_serve:
+            self._commands.append(RouteReplica(member.id, False))
+            return
+        member.then_serve = False
+        self.activate(member.id, "it is awake", now)
+
+    def sleep(self, replica_id: ReplicaId, why: str, now: float) -> str:
+        """Lets a parked replica sleep. Returns what was done, in words; empty: nothing."""
+        member = self.members.get(replica_id)
+        if member is None or not member.happened(LifecycleEvent.SLEEP, why, now):
+            return ""
+        member.then_serve = False
+        self._commands.append(SleepReplica(replica_id, self.wake_s))
+        return f"sleep {replica_id}"
+
+    def wake(self, replica_id: ReplicaId, why: str, now: float) -> str:
+        """Wakes a replica that stays parked. Returns what was done, in words; empty: nothing."""
+        member = self.members.get(replica_id)
+        if member is None or not member.happened(LifecycleEvent.WAKE, why, now):
+            return ""
+        self._commands.append(WakeReplica(replica_id, self.wake_s))
+        return f"wake {replica_id}"
+
     # -- what time changes ---------------------------------------------------------------------------------------
 
     def _follow(self, member: Member, work: Work, now: float) -> None:
@@ -298,7 +295,9 @@ class ManagedPool:
             self._follow_drain(member, work, now)
         elif member.state in COMING and now - member.since > self._config.start_limit_s:
             self.drain(member.id, f"not ready after {plain(self._config.start_limit_s, 6)} s", now)
-        well = work.share > 0.0 or member.state not in (*ROUTED, Lifecycle.PARKED)
+        elif member.state is Lifecycle.WAKING and now - member.since > self._config.wake_limit_s:
+            self.woken(member.id, f"not awake after {plain(self._config.wake_limit_s, 6)} s", now)
+        well = work.share > 0.0 or member.state not in (*ROUTED, Lifecycle.PARKED, Lifecycle.ASLEEP)
         member.out_since = None if well else now if member.out_since is None else member.out_since
         if member.out_since is not None and now - member.out_since >= OUT_FOR_S:
             self.drain(member.id, f"out for {plain(OUT_FOR_S, 6)} s: it is replaced", now)
@@ -320,6 +319,10 @@ class ManagedPool:
             return self.activate(action.id, "needed", now)
         if isinstance(action, Park):
             return self.park(action.id, "kept warm", now)
+        if isinstance(action, Sleep):
+            return self.sleep(action.id, "nobody has needed it", now)
+        if isinstance(action, Wake):
+            return self.wake(action.id, "it is expected to be needed", now)
         return self.drain(action.id, "not needed", now)
 
     def _start(self, count: int, now: float) -> str:
@@ -332,7 +335,15 @@ class ManagedPool:
     def activate(self, replica_id: ReplicaId, why: str, now: float) -> str:
         """Gives a warm replica requests. Returns what was done, in words; empty: nothing."""
         member = self.members.get(replica_id)
-        if member is None or not member.happened(LifecycleEvent.ACTIVATED, why, now):
+        if member is None:
+            return ""
+        meant, happened = member.then_serve, member.happened(LifecycleEvent.ACTIVATED, why, now)
+        if member.state is Lifecycle.WAKING:
+            member.then_serve = True
+            if happened:
+                self._commands.append(WakeReplica(replica_id, self.wake_s))
+            return "" if meant else f"wake {replica_id}"
+        if not happened:
             return ""
         before = any(other.state in ROUTED and other.since < now for other in self.members.values())
         ramp = member.state is Lifecycle.RAMPING and before  # alone, a ramp would only make requests wait
@@ -357,7 +368,7 @@ class ManagedPool:
         member = self.members.get(replica_id)
         if member is None or member.gone:
             return ""
-        if member.state in COMING or member.state in OVER:
+        if member.state in COMING or member.state in OVER or member.state in SLEEPING:
             self._stop(member, why, now)
             return f"stop {replica_id}"
         again = member.state is Lifecycle.DRAINING and member.then_park

@@ -42,6 +42,7 @@ from headgate.policy.scaling.placement import (
     PoolView,
     Sorted,
     Start,
+    rest,
     settle,
 )
 
@@ -155,7 +156,20 @@ class Scaler:
         actions, done = settle(
             there, serving=self.serving, parked=parked, most=config.max, keep_s=config.down_cooldown_s, now=now
         )
-        return Decision(self.serving, parked, actions, (*reasons, *done))
+        used = {action.id for action in actions if not isinstance(action, Start)}
+        idle = [member for member in there.parked if member.id not in used]
+        awake = min(parked, self._awake(view, wall))
+        naps = rest(idle, awake=awake, after_s=config.sleep_after_s, now=now)
+        return Decision(self.serving, parked, (*actions, *naps), (*reasons, *done))
+
+    def _awake(self, view: PoolView, wall: float) -> int:
+        """Parked replicas that should be awake, because the forecast will want them before long."""
+        if self.config.sleep_after_s is None:
+            return 0
+        expected, carried = self._foreseen(wall, view.woken_in_s + self.config.ahead_s), self._carried()
+        if expected is None or carried is None:
+            return 0
+        return max(0, _past(expected.demand / carried) - self.serving)
 
     # -- what is needed ---------------------------------------------------------------------------------------
 
@@ -171,6 +185,8 @@ class Scaler:
             if there.parked or not serve or now - self._queued_at >= QUEUE_S:
                 more = max(_one_more(serve), here / (seen.slots * self._target))
                 return Need(more, f"{_requests(view.waiting)} for {serve} that serve: that needs {more:.1f}.")
+        if view.held and there.parked:
+            return Need(_one_more(serve), "Requests are held until a sleeping replica is awake.")
         if there.parked and here >= FULL * sum(member.slots for member in there.routed):
             return Need(_one_more(serve), f"The {serve} that serve are nearly full, and others are parked.")
         return None
@@ -216,13 +232,18 @@ class Scaler:
     def _floor(self, wall: float, ahead_s: float) -> Need:
         if self.forecast is None or not self.config.forecast:
             return Need(0.0, "")
-        expected = self.forecast.expect(wall, wall + ahead_s)
-        carried = self._carried()
+        expected, carried = self._foreseen(wall, ahead_s), self._carried()
         if expected is None:
             return Need(0.0, "There is no forecast: nothing is known of this time of day yet.")
         if carried is None:
             return Need(0.0, f"There is no floor: {expected}, but not yet what a replica carries.")
         return self._beside_parked(Need(expected.demand / carried, _foreseen(expected, carried)))
+
+    def _foreseen(self, wall: float, ahead_s: float) -> ExpectedDemand | None:
+        """The demand expected within `ahead_s`; None: nothing is known, or the forecast is off."""
+        if self.forecast is None or not self.config.forecast:
+            return None
+        return self.forecast.expect(wall, wall + ahead_s)
 
     def _beside_parked(self, need: Need) -> Need:
         """Reduces a need by the warm pool, which is part of the room."""
@@ -293,7 +314,7 @@ class Scaler:
     def _grow(self, up: int, there: Sorted, queue: bool, now: float) -> str:
         wait_s = self._grown_at + self.config.up_cooldown_s - now
         # Replicas that have just become ready may have been asked for already.
-        warm = len(there.parked) + len(there.ready) - max(0, self.serving - len(there.routed))
+        warm = len(there.parked) + len(there.ready) - max(0, self.serving - len(there.routed) - len(there.waking))
         if wait_s > 0 and self.serving >= self.config.least:
             if not queue or warm <= 0:
                 return f"{up} would be better; what was added is given {wait_s:.0f} s more to show."

@@ -61,7 +61,8 @@ class PoolSignals:
     def demand(self, now: float) -> Demand:
         waiting, waiting_tokens = self._dispatcher.queued()
         self.tokens_per_s = self._rate.observe(self._dispatcher.arrived_tokens, now)
-        return Demand(waiting, waiting_tokens, self.tokens_per_s, self._ratio(now))
+        held = self._dispatcher.wanted_awake(now)
+        return Demand(waiting, waiting_tokens, self.tokens_per_s, self._ratio(now), held=held)
 
     def work(self, replica_id: ReplicaId, now: float) -> Work:
         seen = self._dispatcher.view(now).replicas.get(replica_id)

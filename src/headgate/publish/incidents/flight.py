@@ -21,7 +21,7 @@ class ReplicaMoment(NamedTuple):
     id: str
     kind: str
     condition: str
-    """up, starting, parked or down."""
+    """up, starting, waking, parked, asleep or down."""
     state: str
     why: str
     requests: int

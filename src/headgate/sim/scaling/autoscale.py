@@ -2,8 +2,8 @@
 
 `policy/scaling/pool.py` decides, at the moments it decides at in a live fleet; here its commands are carried out as
 `fleet/controller.py` carries them out. A started replica is warm after the cold start, a parked one is alive and gets
-no requests, a stopped one has a few seconds to finish. A replica costs from its start until it is gone, parked or
-not.
+no requests, one that sleeps has forgotten its cache and is awake some time after it is told to, a stopped one has a few
+seconds to finish. A replica costs from its start until it is gone, parked or not.
 """
 
 import random
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 
 from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import Noise
-from headgate.model.event import Probed, ReplicaJoined, ReplicaLeft, ReplicaParked
+from headgate.model.event import Probed, ReplicaAsleep, ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.scaling.forecast import Forecast
-from headgate.policy.scaling.lifecycle import COMING, ROUTED, Lifecycle
-from headgate.policy.scaling.pool import (
-    LOOK_EVERY_S,
-    STOP_GRACE_S,
+from headgate.policy.scaling.lifecycle import COMING, ROUTED, SLEEPING, Lifecycle
+from headgate.policy.scaling.orders import (
     JoinReplica,
     LeaveReplica,
-    ManagedPool,
     PoolCommand,
     RouteReplica,
     ScalingPolicy,
+    SleepReplica,
     StartReplica,
     StopReplica,
+    WakeReplica,
 )
+from headgate.policy.scaling.pool import LOOK_EVERY_S, STOP_GRACE_S, ManagedPool
 from headgate.policy.scaling.scale import Decision
 from headgate.policy.scaling.signals import ArrivalRate, PoolSignals
 from headgate.sim.fleet import Delays, SimGroup
@@ -75,6 +75,8 @@ class PoolSample:
     draining: int
     wanted: int
     tokens_per_s: float
+    asleep: int = 0
+    """Replicas that sleep, fall asleep or wake up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,11 @@ class Outcomes:
     decisions: tuple[tuple[float, Decision], ...]
     """Decisions that changed anything, each with its time."""
     starts: int
+    held_s: tuple[float, ...] = ()
+    """TTFT of the requests that waited for a replica to wake up, in seconds."""
+    wake_ups: int = 0
+    asleep_s: float = 0.0
+    """Replicas that slept, integrated over time; they are part of `replica_s`."""
 
     @property
     def replica_hours(self) -> float:
@@ -101,6 +108,7 @@ class ScaledSeat:
 
     replica: Replica
     stand_in: SteppedReplica | ServiceReplica
+    asleep: bool = False
 
 
 _Maker = Callable[[int], ScaledSeat]
@@ -114,8 +122,10 @@ class Autoscale:
     ) -> None:
         self.present = Area(world.now)
         """Replicas, from start to end."""
+        self.asleep = Area(world.now)
+        """Replicas that have no memory on their GPUs."""
         self.busy_s = 0.0
-        self.starts = 0
+        self.starts = self.wake_ups = 0
         self.most = 0
         self.samples: list[PoolSample] = []
         self.decisions: list[tuple[float, Decision]] = []
@@ -183,6 +193,7 @@ class Autoscale:
                 draining=states.count(Lifecycle.DRAINING),
                 wanted=self._pool.decision.serving,
                 tokens_per_s=self._signals.tokens_per_s,
+                asleep=sum(state in SLEEPING for state in states),
             )
         )
         self._world.at(now + SAMPLE_S, self._sample)
@@ -206,6 +217,16 @@ class Autoscale:
             hear(ReplicaJoined(command.replica))
         elif isinstance(command, RouteReplica):
             hear(ReplicaParked(command.id, parked=not command.on, ramp=command.ramp))
+        elif isinstance(command, SleepReplica):
+            hear(ReplicaAsleep(command.id, command.wake_s))
+            seat = self._seats[command.id]
+            seat.stand_in.sleep()
+            seat.asleep = True
+            self.asleep.change(1, now)
+            self._pool.slept(command.id, now)
+        elif isinstance(command, WakeReplica):
+            hear(ReplicaAsleep(command.id, command.wake_s, waking=True))
+            self._world.at(now + self._scaled.member.wake_s, self._woken, command.id)
         elif isinstance(command, LeaveReplica):
             hear(ReplicaLeft(command.id))
         elif isinstance(command, StopReplica):
@@ -234,18 +255,44 @@ class Autoscale:
         self._gateway.hear(Probed(replica_id, ok=True))
         self._pool.warmed(replica_id, now)
 
+    def _woken(self, replica_id: ReplicaId) -> None:
+        seat = self._seats.get(replica_id)
+        if seat is not None and seat.asleep:
+            seat.asleep = False
+            self.wake_ups += 1
+            self.asleep.change(-1, self._world.now)
+            self._pool.woken(replica_id, None, self._world.now)
+            self._carry_out()
+            self._await_turn()
+
     def _end(self, replica_id: ReplicaId) -> None:
         """Ends a stopped replica, with what it has not finished."""
-        stand_in = self._seats.pop(replica_id).stand_in
+        seat = self._seats.pop(replica_id)
+        stand_in = seat.stand_in
+        if seat.asleep:
+            self.asleep.change(-1, self._world.now)
         del self._gateway.replicas[replica_id]
         self.busy_s += stand_in.busy_s
         stand_in.die()
         self.present.change(-1, self._world.now)
         self._pool.stopped(replica_id)
 
+    def outcomes(self, simulated: Simulated, firsts: FirstTokens) -> Outcomes:
+        return Outcomes(
+            simulated=simulated,
+            replica_s=self.present.area,
+            samples=tuple(self.samples),
+            decisions=tuple(self.decisions),
+            starts=self.starts,
+            held_s=tuple(firsts.held_s),
+            wake_ups=self.wake_ups,
+            asleep_s=self.asleep.area,
+        )
+
     def close(self) -> None:
         """Adds up what remains; the run is over."""
         self.present.change(0, self._world.now)
+        self.asleep.change(0, self._world.now)
         self.busy_s += sum(seat.stand_in.busy_s for seat in self._seats.values())
 
 
@@ -300,13 +347,7 @@ def autoscale(
         busy_s=pool.busy_s,
         replicas=pool.most,
     )
-    return Outcomes(
-        simulated=simulated,
-        replica_s=pool.present.area,
-        samples=tuple(pool.samples),
-        decisions=tuple(pool.decisions),
-        starts=pool.starts,
-    )
+    return pool.outcomes(simulated, firsts)
 
 
 def learn(

@@ -103,7 +103,11 @@ def _setting(options: ScaleOptions, config: GatewayConfig) -> Setting:
     base = options.simulate
     workload, seed = base.load.made(), base.load.seed
     batch = batch_from(config, base.profile.batch_config())
-    member = SimGroup(profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s, batch=batch)
+    emulate = config.fleet.emulate
+    wake_s = config.fleet.wake_s if emulate is None else emulate.wake_s
+    member = SimGroup(
+        profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s, wake_s=wake_s, batch=batch
+    )
     wall_s = MONDAY + 7 * DAY_S
     known: dict[str, object] | None = None
     if options.history and config.fleet.scale.forecast:

@@ -10,6 +10,8 @@ from headgate.sim.gateway import SimTicket
 
 class FirstTokens:
     def __init__(self, lanes: Iterable[str], now: float) -> None:
+        self.held_s: list[float] = []
+        """Those of requests that waited for a replica to wake up, in seconds."""
         self._windows = {lane: Window(now, totals=True) for lane in lanes}
 
     def add(self, ticket: SimTicket, now: float) -> None:
@@ -22,6 +24,8 @@ class FirstTokens:
             window = self._windows[request.lane]
             window.roll(now)
             window.current.counts.requests += 1
+            if ticket.woke_s > 0:
+                self.held_s.append(first_at - request.arrived)
             window.current.buckets[TTFT][GRID.index(first_at - request.arrived)] += 1
 
     def p95(self, lane: str, now: float) -> float | None:

@@ -31,7 +31,10 @@ def _sentence(case: ScaledDay) -> str:
     hours_missed = f"{case.hours_missed} hour{'' if case.hours_missed == 1 else 's'}"
     kept = "keeps TTFT p99" if case.kept else f"misses TTFT p99 in {hours_missed}"
     away = f", {percent(1 - case.turned_away)} answered" if case.turned_away else ""
-    return f"{case.name}: {kept} with {case.replica_hours:.1f} replica-hours{away}."
+    outcomes, slept = case.outcomes, ""
+    if outcomes.asleep_s:
+        slept = f" ({outcomes.asleep_s / HOUR_S:.1f} of them asleep, {count(outcomes.wake_ups)} wake-ups)"
+    return f"{case.name}: {kept} with {case.replica_hours:.1f} replica-hours{slept}{away}."
 
 
 def rows(cases: Sequence[ScaledDay]) -> list[tuple[str, ...]]:
@@ -77,9 +80,11 @@ def as_dict(case: ScaledDay) -> dict[str, Any]:
         "ttft_p99_by_hour_s": [None if value == inf else value for value in case.by_hour],
         "replica_hours": case.replica_hours,
         "starts": outcomes.starts,
+        "wake_ups": outcomes.wake_ups,
+        "asleep_hours": outcomes.asleep_s / HOUR_S,
         "requests": len(outcomes.simulated.results),
         "replicas": [
-            [sample.at_s, sample.serving, sample.parked, sample.coming, sample.draining]
+            [sample.at_s, sample.serving, sample.parked, sample.coming, sample.draining, sample.asleep]
             for sample in outcomes.samples[::10]
         ],
         "decisions": len(outcomes.decisions),

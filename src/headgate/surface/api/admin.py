@@ -162,15 +162,16 @@ ADMIN: Operations = {
     ),
     ("POST", "/admin/replicas/*"): _change(
         "replica_act",
-        "Drain, park, activate or warm up a replica",
+        "Drain, park, activate, wake or warm up a replica",
         "drain: nothing new for it; one of the fleet's is stopped once it is empty. park: nothing new for it, and kept "
-        "warm. activate: requests for it again. warmup: now, and answered when it is over.",
+        "warm. activate: requests for it again. sleep: a parked one of the fleet gives its GPU's memory back. wake: it "
+        "takes it again. warmup: now, and answered when it is over.",
         path="/admin/replicas/{id}/{action}",
         parameters=(
             _named("id", "Which one."),
             Parameter(
                 name="action", about="What.", where="path",
-                schema=of("string", enum=["drain", "park", "activate", "warmup"]),
+                schema=of("string", enum=["drain", "park", "activate", "sleep", "wake", "warmup"]),
             ),
         ),
         errors=(400, 401, 415, 502, 503),

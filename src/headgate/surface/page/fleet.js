@@ -5,7 +5,7 @@ import { count, exactClock, NONE, share, span } from "./format.js";
 
 const BADNESS = { down: 3, ejected: 3, probation: 2, ramping: 1, up: 0 };
 // States of its life, where the gateway starts and stops replicas by itself, that say more than its health does.
-const APART = new Set(["starting", "warming", "ready", "draining", "parked", "stopped", "failed"]);
+const APART = new Set(["starting", "warming", "ready", "draining", "parked", "dozing", "asleep", "waking", "stopped", "failed"]);
 const MAP_FROM = 9;
 
 const fullness = (r) => (r.limit > 0 ? r.requests / r.limit : 0);
@@ -113,7 +113,7 @@ function matches(replica) {
 
 function summarise(found) {
   const parts = [`${count(replicas.length)} ${replicas.length === 1 ? "replica" : "replicas"}`];
-  for (const state of ["up", "ramping", "probation", "ejected", "down", "draining", "parked", "starting", "warming", "failed", "ready"]) {
+  for (const state of ["up", "ramping", "probation", "ejected", "down", "draining", "parked", "dozing", "asleep", "waking", "starting", "warming", "failed", "ready"]) {
     const n = replicas.filter((r) => r.state === state).length;
     if (n) parts.push(`${n} ${state}`);
   }
