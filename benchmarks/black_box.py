@@ -64,9 +64,9 @@ CASES = (
         name="engine",
         title="embedded engine",
         mix="chat=poisson:rate=6,prompt=8-60,output=8-32;docs=poisson:rate=1,prompt=100-400,output=8-32",
-        requests=1500,
+        requests=1000,
         engine=("--slots", "8", "--context", "1024", "--threads", "1", "--draft-batch", "0"),
-        probe=("--budget", "100", "--longest", "512", "--concurrency", "8"),
+        probe=("--budget", "80", "--longest", "512", "--concurrency", "8"),
     ),
 )
 
@@ -109,7 +109,7 @@ def measured(case: Case, folder: Path, console: Console) -> tuple[Profile, Profi
         if case.known is None:
             # Sizes only: they are what an operator has configured.
             slow = case.mix.replace("rate=6", "rate=0.8").replace("rate=1", "rate=0.1")
-            headgate("bench", url, "--load", slow, "--duration", "45", "--allow-lag")
+            headgate("bench", url, "--load", slow, "--duration", "30", "--allow-lag")
             headgate("fit", str(log), str(like))
         command = ("fit", url, str(out), *case.probe, "--like", case.known or str(like))
         said = headgate(*command).strip().splitlines()

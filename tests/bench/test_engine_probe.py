@@ -209,6 +209,16 @@ def test_a_table_with_too_few_rows_is_refused_in_words(tmp_path: Path) -> None:
         fit_table(path, H100)
 
 
+def test_a_fit_of_a_disturbed_engine_is_not_to_be_trusted(tmp_path: Path) -> None:
+    rows = ["isl,batch,ttft_ms,itl_ms"]
+    rows += [f"{n},{b},{slow * (10 + n / 50)},{slow * 9}" for n in (100, 1000) for b in (1, 8) for slow in (1, 1, 5)]
+    path, said = tmp_path / "t.csv", tmp_path / "said"
+    path.write_text("\n".join(rows))
+    with said.open("w") as file:
+        fit_table(path, H100, Console(file=file, width=300))
+    assert "do not trust it" in said.read_text()
+
+
 def test_a_table_becomes_a_profile(tmp_path: Path) -> None:
     rows = ["isl,batch,ttft_ms,itl_ms"]
     rows += [f"{n},{b},{10 + n / 50},{9 + b / 20 + b * n / 20_000}" for n in (100, 500, 1000, 4000) for b in (1, 8, 32)]

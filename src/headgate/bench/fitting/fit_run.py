@@ -24,6 +24,8 @@ from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.replica.http import Connections, Once, request_head
 
 ASK_S = 5.0
+DISTURBED = 0.15
+"""Mean relative error from which on a fit is not to be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +127,8 @@ def _tell(fitted: FittedProfile, say: Callable[[str], None]) -> None:
         f"{len(off)} observations, mean error {fitted.error:.1%}, nine of ten within {most:.1%}; "
         f"left out: {fitted.request_s * 1e3:.1f} ms that the server adds to each first token"
     )
+    if fitted.error > DISTURBED:
+        say(
+            f"do not trust it: a mean error above {DISTURBED:.0%} says that other programs or clients disturbed the "
+            "engine; measure it again while it is quiet"
+        )
