@@ -12,11 +12,12 @@ VLLM = {
     "vllm_config": {
         "scheduler_config": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
         "parallel_config": {"data_parallel_size": 2, "data_parallel_external_lb": False},
+        "cache_config": {"num_gpu_blocks": 1000, "block_size": 16},
     }
 }
 STATE = {"effective_max_running_requests_per_dp": 128, "memory_usage": {"token_capacity": 20480}}
 SAID: list[tuple[str, Any, Description]] = [
-    ("vllm", VLLM, Description(batch=512, step_tokens=8192, ranks=2)),
+    ("vllm", VLLM, Description(batch=512, step_tokens=8192, kv_tokens=16_000, ranks=2)),
     ("sglang", {"dp_size": 1, "internal_states": [STATE]}, Description(batch=128, kv_tokens=20480, ranks=1)),
     ("sglang", {"max_running_requests": 32, "max_total_num_tokens": 9}, Description(batch=32, kv_tokens=9)),
     ("tgi", {"max_batch_size": 8, "max_batch_total_tokens": 4096}, Description(batch=8, kv_tokens=4096)),

@@ -198,6 +198,8 @@ DIALECTS: Final[dict[str, Dialect]] = {
                 "batch_each": ("vllm_config.scheduler_config.max_num_seqs",),
                 "step_tokens": ("vllm_config.scheduler_config.max_num_batched_tokens",),
                 "ranks": ("vllm_config.parallel_config.data_parallel_size",),
+                "kv_blocks": ("vllm_config.cache_config.num_gpu_blocks",),
+                "block_tokens": ("vllm_config.cache_config.block_size",),
                 "alone": ("vllm_config.parallel_config.data_parallel_external_lb",),
             },
         ),

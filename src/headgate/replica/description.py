@@ -22,6 +22,8 @@ _BOUNDS: Final = {
     "batch_each": MOST_BATCH,
     "step_tokens": MOST_TOKENS,
     "kv_tokens": MOST_TOKENS,
+    "kv_blocks": MOST_TOKENS,
+    "block_tokens": MOST_BATCH,
     "ranks": MOST_RANKS,
 }
 
@@ -68,7 +70,10 @@ def read_description(dialect: Dialect, body: bytes) -> Description:
     each, batch = said.get("batch_each"), said.get("batch")
     if each is not None:
         batch = min(MOST_BATCH, each * (ranks or 1))
-    return Description(batch, said.get("step_tokens"), said.get("kv_tokens"), ranks)
+    kv_tokens = said.get("kv_tokens")
+    if kv_tokens is None and "kv_blocks" in said and "block_tokens" in said:
+        kv_tokens = min(MOST_TOKENS, said["kv_blocks"] * said["block_tokens"])
+    return Description(batch, said.get("step_tokens"), kv_tokens, ranks)
 
 
 def _number(dialect: Dialect, name: str, found: Any) -> int | None:
