@@ -1,6 +1,7 @@
 """A replica whose slots are not configured is asked what it can do, and followed when that changes."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from headgate.model.dialect import DIALECTS
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import eventually
 from tests.gateway.watching import watching
-from tests.replica.kinds import double, double_process
+from tests.replica.kinds import MODEL, double, double_process
 from tests.wire.serving import live, until
 
 DESCRIBED = [kind for kind, dialect in DIALECTS.items() if dialect.about]
@@ -64,3 +65,24 @@ def test_the_gateway_sends_no_more_than_the_engine_says_it_computes_at_once() ->
         told = json.loads(ask(f"{url}/admin/state")[1])["replicas"][0]
         assert told["limit"] == 4
         assert b'headgate_replica_batch_limit{replica="' in ask(f"{url}/metrics")[1]
+
+
+@pytest.mark.timeout(60)
+def test_ranks_behind_one_address_are_replicas_of_their_own(tmp_path: Path) -> None:
+    with double_process("vllm") as engine:
+        seats = [{"id": f"rank-{n}", "url": engine, "headers": {"X-data-parallel-rank": str(n)}} for n in (0, 1)]
+        path = tmp_path / "headgate.yaml"
+        path.write_text(json.dumps({"replicas": seats, "listen": {"port": 0}, "routing": {"algorithm": "round_robin"}}))
+        with headgate("serve", "--config", str(path)) as (_, url):
+            eventually(lambda: ask(f"{url}/health/ready")[0] == 200)
+            told = json.loads(ask(f"{url}/admin/state")[1])["replicas"]
+            assert {one["id"]: one["limit"] for one in told} == {"rank-0": 2, "rank-1": 2}  # 4 over both
+            for _ in range(4):
+                assert ask(f"{url}/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 47})[0] == 200
+            asked = json.loads(ask(f"{engine}/asked")[1])
+            ranks = [
+                headers["x-data-parallel-rank"]
+                for body, headers in zip(asked["bodies"], asked["headers"], strict=True)
+                if body["max_tokens"] == 47
+            ]
+            assert sorted(ranks) == ["0", "0", "1", "1"]

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from headgate.model.dialect import DIALECTS
-from headgate.replica.description import MOST_BYTES, NOTHING, Description, read_description
+from headgate.replica.description import MOST_BYTES, NOTHING, Description, rank_of, read_description
+from headgate.replica.gauges import read_gauges
+from tests.replica.kinds import METRICS
 
 VLLM = {
     "vllm_config": {
@@ -71,3 +73,19 @@ def test_many_ranks_with_a_large_batch_each_stay_within_bounds() -> None:
 
 def test_what_is_described_is_shown_as_a_gauge() -> None:
     assert Description(batch=4, kv_tokens=100).gauges == {"batch_limit": 4.0, "kv_tokens": 100.0}
+
+
+def test_a_rank_that_is_asked_by_its_header_counts_for_itself() -> None:
+    vllm = DIALECTS["vllm"]
+    rank = rank_of(vllm, {"X-Data-Parallel-Rank": "1", "x-team": "blue"})
+    assert rank == 1
+    assert read_description(vllm, msgspec.json.encode(VLLM), rank).batch == 256
+    said = read_gauges("vllm", METRICS["vllm"], rank)
+    assert (said["batch_size"], said["waiting"], said["kv_ratio"]) == (1.0, 0.0, 0.125)
+    assert read_gauges("vllm", METRICS["vllm"])["batch_size"] == 5.0
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "one", "99999", "²"])
+def test_a_header_that_names_no_rank_names_none(value: str) -> None:
+    assert rank_of(DIALECTS["vllm"], {"x-data-parallel-rank": value}) is None
+    assert rank_of(DIALECTS["llama_cpp"], {"x-data-parallel-rank": "1"}) is None

@@ -136,6 +136,8 @@ class Dialect:
     bounds."""
     gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name → the engine's names for the gauge, the newest first. A label in braces has to match."""
+    rank_header: str | None = None
+    """Header, in lower case, that names one of several data-parallel ranks behind an address; None: there is none."""
     about: tuple[str, ...] = ()
     """Paths at which the engine describes itself; the first that answers counts."""
     says: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -193,6 +195,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
                 "kv_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
                 "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
             },
+            rank_header="x-data-parallel-rank",
             about=("/server_info?config_format=json",),  # there with VLLM_SERVER_DEV_MODE=1
             says={
                 "batch_each": ("vllm_config.scheduler_config.max_num_seqs",),

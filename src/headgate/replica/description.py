@@ -4,6 +4,7 @@ its KV memory. Where each kind says so is in the table of dialects (model/dialec
 An engine may write anything there: a value that is no whole number, or not plausible, counts as not said.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,7 +57,14 @@ class Description:
 NOTHING: Final = Description()
 
 
-def read_description(dialect: Dialect, body: bytes) -> Description:
+def rank_of(dialect: Dialect, headers: Mapping[str, str]) -> int | None:
+    """The rank that requests with these headers go to; None: the engine chooses."""
+    told = next((value for name, value in headers.items() if name.lower() == dialect.rank_header), "")
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < 5 else None
+
+
+def read_description(dialect: Dialect, body: bytes, rank: int | None = None) -> Description:
+    """`rank`: the one that is asked; None: all that are there."""
     if len(body) > MOST_BYTES:
         return NOTHING
     try:
@@ -65,8 +73,8 @@ def read_description(dialect: Dialect, body: bytes) -> Description:
         return NOTHING
     said = {name: number for name in _BOUNDS if (number := _number(dialect, name, found)) is not None}
     ranks = said.get("ranks")
-    if any(_at(found, place) is True for place in dialect.says.get("alone", ())):
-        ranks = None  # the other ranks have addresses of their own
+    if rank is not None or any(_at(found, place) is True for place in dialect.says.get("alone", ())):
+        ranks = None  # the other ranks have addresses, or places in the gateway, of their own
     each, batch = said.get("batch_each"), said.get("batch")
     if each is not None:
         batch = min(MOST_BATCH, each * (ranks or 1))

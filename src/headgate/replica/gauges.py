@@ -36,16 +36,18 @@ def text_of_gauges(body: bytes) -> str:
     return body[:MOST_BYTES].decode("utf-8", "replace")
 
 
-def read_gauges(kind: str | None, text: str) -> dict[str, float]:
-    """The gauges of this kind that the text has; several samples of one gauge (by model, by engine) are added up."""
+def read_gauges(kind: str | None, text: str, rank: int | None = None) -> dict[str, float]:
+    """The gauges of this kind that the text has; several samples of one gauge (by model, by engine) are added up.
+    `rank`: only those of this data-parallel rank; None: all."""
     found: dict[str, float] = {}
+    own = "" if rank is None else f'engine="{rank}"'
     text = text[:MOST_BYTES]
     for ours, theirs in dialect_of_kind(kind).gauges.items():
         for name in theirs:
             bare, _, wanted = name.rstrip("}").partition("{")
             values: dict[str, float] = {}
             for labels, value in _samples(text, bare):
-                if wanted in labels and not _PART.search(labels):
+                if wanted in labels and not _PART.search(labels) and (own in labels or "engine=" not in labels):
                     who = _RANK.sub("", labels)
                     values[who] = max(value, values.get(who, value))
             if values:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from headgate.model.dialect import Dialect
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Reported
-from headgate.model.replica import ReplicaId
-from headgate.replica.description import MOST_BATCH, NOTHING, Description, read_description
+from headgate.model.replica import Replica
+from headgate.replica.description import MOST_BATCH, NOTHING, Description, rank_of, read_description
 from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.replica.http import Connections
 
@@ -17,18 +17,20 @@ ABOUT_TIMEOUT_S = 5.0
 
 
 class EngineReports:
-    def __init__(self, replica_id: ReplicaId, connections: Connections, tell: Callable[[Event], object]) -> None:
+    def __init__(self, replica: Replica, connections: Connections, tell: Callable[[Event], object]) -> None:
         self.description: Description = NOTHING
         self._connections = connections
         self._tell = tell
-        self._told = Reported(replica_id)
+        self._headers = replica.headers
+        self._told = Reported(replica.id)
 
     async def ask_load(self, dialect: Dialect) -> dict[str, float]:
         """What the engine reports of its load, and describes; empty: nothing."""
         said: dict[str, float] = {}
         if dialect.metrics is not None:
+            rank = rank_of(dialect, self._headers)
             status, body = await self._get(dialect.metrics, TIMEOUT_S)
-            said = read_gauges(dialect.kind, text_of_gauges(body)) if status == 200 else {}
+            said = read_gauges(dialect.kind, text_of_gauges(body), rank) if status == 200 else {}
         return self._hand_on(self.description.gauges | said)
 
     async def ask_about(self, dialect: Dialect) -> None:
@@ -36,7 +38,7 @@ class EngineReports:
         for path in dialect.about:
             status, body = await self._get(path, ABOUT_TIMEOUT_S)
             if status == 200:
-                self.description = read_description(dialect, body)
+                self.description = read_description(dialect, body, rank_of(dialect, self._headers))
                 self._hand_on(self.description.gauges)
             if status in (0, 200):
                 return

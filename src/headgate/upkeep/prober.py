@@ -114,7 +114,7 @@ class Prober:
     def __post_init__(self) -> None:
         self._given = self.replica.kind is not None
         self.dialect = dialect_of_kind(self.replica.kind)
-        self.reports = EngineReports(self.replica.id, self.connections, self.tell)
+        self.reports = EngineReports(self.replica, self.connections, self.tell)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self.run())
