@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from headgate.model.clock import monotonic
 from headgate.model.dialect import DIALECTS
+from headgate.wire.exchange import Exchange
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import eventually
 from tests.gateway.watching import watching
-from tests.replica.kinds import MODEL, double, double_process
-from tests.wire.serving import live, until
+from tests.replica.kinds import MODEL, Double, double, double_process
+from tests.wire.serving import live, serving, until
 
 DESCRIBED = [kind for kind, dialect in DIALECTS.items() if dialect.about]
 
@@ -54,6 +56,31 @@ def test_what_was_said_holds_while_it_does_not_answer() -> None:
             before = engine.paths().count("/props")
             await until(lambda: engine.paths().count("/props") > before + 1)
             assert keeper.reported[-1].batch == 4
+
+    run()
+
+
+def test_an_engine_that_never_describes_itself_is_used_soon() -> None:
+    @live
+    async def run() -> None:
+        held = []
+
+        def handle(exchange: Exchange) -> None:
+            if exchange.path == "/props":
+                held.append(exchange)  # never answered
+            else:
+                engine(exchange)
+
+        engine = Double("llama_cpp")
+        async with (
+            serving(handle) as served,
+            watching(f"http://127.0.0.1:{served.port}", "llama_cpp") as (watch, keeper),
+        ):
+            began = monotonic()
+            await watch.joined.wait()
+            assert monotonic() - began < 3.5
+            assert held
+            assert all(report.batch is None for report in keeper.reported)
 
     run()
 

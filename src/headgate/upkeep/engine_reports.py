@@ -12,8 +12,8 @@ from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.replica.http import Connections
 
 TIMEOUT_S = 2.0
-ABOUT_TIMEOUT_S = 5.0
-"""Seconds for a description, for which some engines look at the machine first."""
+ABOUT_TIMEOUT_S = 10.0
+"""Seconds for a description of a replica in use, for which some engines look at the machine first."""
 
 
 class EngineReports:
@@ -33,10 +33,10 @@ class EngineReports:
             said = read_gauges(dialect.kind, text_of_gauges(body), rank) if status == 200 else {}
         return self._hand_on(self.description.gauges | said)
 
-    async def ask_about(self, dialect: Dialect) -> None:
+    async def ask_about(self, dialect: Dialect, within_s: float = ABOUT_TIMEOUT_S) -> None:
         """Has the engine describe itself. What it said before holds while it does not answer."""
         for path in dialect.about:
-            status, body = await self._get(path, ABOUT_TIMEOUT_S)
+            status, body = await self._get(path, within_s)
             if status == 200:
                 self.description = read_description(dialect, body, rank_of(dialect, self._headers))
                 self._hand_on(self.description.gauges)

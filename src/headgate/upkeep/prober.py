@@ -372,7 +372,7 @@ class Prober:
                 self.dialect, self._path = dialect_of_kind(self.replica.kind), ""
                 self.owner.found(self.replica)
         self._hear(cards)
-        await self.reports.ask_about(self.dialect)
+        await self.reports.ask_about(self.dialect, PROBE_TIMEOUT_S)  # requests wait for this
 
     def _hear(self, cards: list[Card]) -> None:
         if cards:  # if not, the last list still holds; whether the replica is well is asked elsewhere
