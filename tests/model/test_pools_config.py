@@ -6,6 +6,7 @@ import pytest
 
 from headgate.config.engine import EngineConfig
 from headgate.config.file import describe, parse
+from headgate.config.fleet import EmulateConfig
 from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import StartupError
 
@@ -139,3 +140,24 @@ def test_histories_of_pools_may_differ() -> None:
 
 def test_a_lane_that_no_pool_serves_is_noted() -> None:
     assert "note: no replica serves lane slow" in describe(config("fleet: {pools: [{name: a, lanes: [fast]}]}"))
+
+
+def test_an_emulated_engine_is_told_what_the_config_says() -> None:
+    emulate = EmulateConfig(profile="h100-llama3-8b", dilate=2, cold_start_s=0.5, slots=4, context=512)
+    words = ["--emulate", "h100-llama3-8b", "--dilate", "2", "--cold-start", "0.5", "--slots", "4", "--context", "512"]
+    assert emulate.words == words
+    assert EmulateConfig(profile="x").words == ["--emulate", "x", "--dilate", "1", "--cold-start", "0"]
+
+
+def test_pools_of_vllm_name_their_model_and_share_no_device() -> None:
+    vllm = "vllm: {model: org/x, flags: [FLAGS]}"
+    one = f"fleet: {{pools: [{{name: a, {vllm}}}]}}"
+    assert config(one.replace("FLAGS", "")).fleet.served(None) == frozenset({"org/x"})
+    assert config(one.replace("FLAGS", "--served-model-name, m")).fleet.served(None) == frozenset({"m"})
+    assert config(one.replace("FLAGS", "--lora-modules, a=b")).fleet.served(None) is None
+    assert config(one.replace("FLAGS", "")).embedded is None
+    two = f"fleet: {{pools: [{{name: a, {vllm}}}, {{name: b, {vllm}}}]}}".replace("FLAGS", "")
+    assert "fleet.pools[0].vllm.devices: expected the devices of each replica" in problems(two)
+    assert "engine: expected nothing with vllm" in problems(
+        one.replace("FLAGS", "").replace("name: a,", "name: a, engine: {},")
+    )

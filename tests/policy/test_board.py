@@ -131,7 +131,16 @@ def test_plans_and_prices_can_change() -> None:
     scene.join("cheap")
     scene.send(4)
     assert no_plans() == ()
-    scene.board.plans = lambda: [{"m": 0.5, "n": 0.5}]
+    scene.board.plan_by(lambda: [{"m": 0.5, "n": 0.5}])
     assert {one.model for one in scene.board.sources(1.0)} == {"m", "n"}
     scene.board.reconfigure([PoolConfig(name="cheap", model="m", price=9.0), *POOLS[1:]])
     assert not scene.readers["cheap"].demand(2.0).may_start
+
+
+def test_a_model_holds_what_its_replicas_hold_of_all_requests_for_a_name() -> None:
+    scene = Scene()
+    scene.join("cheap")
+    assert scene.board.holds(["m", "old"], "m", 0.0) == 1.0  # nothing is there yet
+    scene.send(26)
+    assert scene.board.holds(["m", "old"], "m", 1.0) == pytest.approx(6.5 / 26)
+    assert scene.board.holds(["m"], "unknown", 1.0) == 1.0  # no pool of it is scaled here

@@ -353,3 +353,31 @@ def test_what_rules_can_not_mean() -> None:
     assert complaints(ModelConfig(name="x", use="a"), served=set()) == [
         "models[0].use: no replica serves a; there is none with a name"
     ]
+
+
+# -- beside pools that grow ---------------------------------------------------------------------------------------
+
+
+def test_the_share_waits_for_the_tried_versions_replicas_and_only_grows() -> None:
+    rollout = started(CHAT, "split", 0.5)
+    rollout.hold(0.0)
+    assert rollout.split.share == 0.0
+    assert rollout.planned == {"a": 1.0, "b": 0.5}
+    assert rollout.climb(0.2)
+    assert rollout.split.share == 0.2
+    assert rollout.planned == {"a": pytest.approx(0.8), "b": 0.5}
+    assert not rollout.climb(0.1)
+    assert rollout.climb(3.0)
+    assert rollout.split.share == 0.5
+    assert isinstance(rollout.rollback(20.0), RolloutStep)
+    assert rollout.planned == {"a": 1.0}
+
+
+def test_a_promoted_version_gets_the_rest_as_its_replicas_come() -> None:
+    rollout = started(CHAT, "blue_green")
+    rollout.hold(0.3)
+    assert rollout.split == TrafficSplit((("v1", 1.0),), "v2", 0.3)
+    assert rollout.planned == {"a": pytest.approx(0.7), "b": 1.0}
+    assert rollout.climb(1.0)
+    assert rollout.split == TrafficSplit((("v2", 1.0),))
+    assert rollout.planned == {"b": 1.0}

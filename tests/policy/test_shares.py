@@ -117,3 +117,16 @@ def test_a_rollouts_next_step_is_demand_already() -> None:
     assert found["new", "batch"].tokens_per_s == pytest.approx(8.0)
     assert found["else", "fast"].present == 9
     assert planned(before, []) == before
+
+
+def test_pools_of_one_price_share_by_their_size() -> None:
+    rooms = {"a": room(2, now=10.0, most=30.0), "b": room(2, now=10.0, most=60.0), "dear": room(5)}
+    found = attribute([source(45, waiting=2)], rooms, rooms)
+    assert (found["a"].present, found["b"].present) == (15.0, 30.0)
+    assert found["dear"].present == 10.0  # it keeps what the others have no room for yet
+    assert (found["a"].may_start, found["b"].may_start, found["dear"].may_start) == (True, True, False)
+    unknown = {"a": room(2, now=0.0, most=inf), "b": room(2, now=0.0, most=inf), "c": room(2, now=0.0, most=9.0)}
+    shares = attribute([source(30)], unknown, unknown)
+    assert [share.present for share in shares.values()] == [15.0, 15.0, 0.0]
+    none = {"a": room(now=0.0, most=0.0, grows=False)}
+    assert attribute([source(5)], none, none)["a"].present == 5.0

@@ -122,7 +122,7 @@ def simulated_fleet() -> Done:
         return ScaledSeat(replica, ServiceReplica(world, gateway, replica.id, member, Delays(), None))
 
     scaled = Scaled(member=member, scaler=Scaler(SCALE), at_first=0, wall_s=0.0)
-    Autoscale(world, gateway, pool, scaled, observed, make)
+    Autoscale(world, gateway, pool, scaled, observed, make).run()
     world.at(LASTS_S, lambda _: world.stop())
     world.run()
     return done

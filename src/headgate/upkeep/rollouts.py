@@ -4,7 +4,7 @@ restart."""
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ class Rollouts:
         self._rollouts = {config.name: Rollout(config) for config in configs if config.versions}
         self._books = {name: ScoreBook() for name in self._rollouts}
         self._scorers: dict[str, Scorer] = {}
+        self._holds: Callable[[Sequence[str], str], float] | None = None
+        """The share of the requests for these models that one model's replicas can hold; None: they are not scaled
+        here, and a version's share is never held back."""
         self._set_scorers()
         shadows.report_to(self._take_shadow)
         if state is not None:
@@ -65,10 +68,16 @@ class Rollouts:
         said = rollout.start(version, mode, share, self._wall())
         if isinstance(said, RolloutStep):
             self._books[name].clear()
+            self._begin_climb(rollout, 0.0)
         return self._said(rollout, said)
 
     def promote(self, name: str) -> RolloutStep | No:
-        return self._said(self._rollouts[name], self._rollouts[name].promote(self._wall()))
+        rollout = self._rollouts[name]
+        before = rollout.split.share
+        said = rollout.promote(self._wall())
+        if isinstance(said, RolloutStep):
+            self._begin_climb(rollout, before)
+        return self._said(rollout, said)
 
     def rollback(self, name: str) -> RolloutStep | No:
         return self._said(self._rollouts[name], self._rollouts[name].rollback(self._wall()))
@@ -126,11 +135,36 @@ class Rollouts:
                     self._books[record.drawn_from].answered(record.id, record.version == rollout.candidate)
         now = self._wall()
         for rollout in self._rollouts.values():
+            if rollout.reached < 1.0 and rollout.climb(self._held(rollout)):
+                self._models.swap(self._table())
+            before = rollout.split.share
             step = rollout.look(now)
             if step is not None:
+                self._begin_climb(rollout, before)
                 worse = step.stage == Stage.ROLLED_BACK.value
                 _log(rollout, step, logging.WARNING if worse else logging.INFO)
                 self._publish(rollout, step)
+
+    def wait_for(self, holds: Callable[[Sequence[str], str], float]) -> None:
+        """A version's share waits for its replicas: `holds` returns the share of the requests for these models that one
+        model's replicas can hold."""
+        self._holds = holds
+
+    def plans(self) -> list[dict[str, float]]:
+        """For each rollout, the share of its requests that each version's model is to have room for."""
+        return [rollout.planned for rollout in self._rollouts.values()]
+
+    def _begin_climb(self, rollout: Rollout, share: float) -> None:
+        """The tried version goes on from this share, as its replicas come."""
+        if self._holds is not None and rollout.share > share:
+            rollout.hold(share)
+            rollout.climb(self._held(rollout))
+
+    def _held(self, rollout: Rollout) -> float:
+        models = {version.name: version.model for version in rollout.config.versions}
+        if self._holds is None or rollout.candidate is None:
+            return 1.0
+        return self._holds(tuple(models.values()), models[rollout.candidate])
 
     def _take_shadow(self, name: str, sample: VersionSample) -> None:
         rollout = self._rollouts.get(name)

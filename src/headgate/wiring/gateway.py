@@ -200,6 +200,8 @@ class _Parts:
         config, gateway, roster, change = self.config, self.gateway, self.roster, self.change
         admin = fleet_admin(self.access, change, roster, self.fleet, self.instruments.conditions, clock)
         versions = RolloutWiring(config, gateway, roster.catalog, self.instruments, self.access, clock)
+        if config.fleet.pools and self.fleet is not None:
+            versions.scale_with(self.fleet.board, clock)
         self._sockets = sockets = Sockets(gateway)
         ledger, api = Holdings(gateway, self.access), ApiPage(lambda: routes.router.table)
         routed = (self.instruments, admin, versions, sockets, ledger, api, self.batches)

@@ -5,6 +5,7 @@ from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.intake.models import Models, room_in
 from headgate.model.clock import Clock, wall
+from headgate.policy.scaling.board import PoolBoard
 from headgate.surface.access import AdminAccess
 from headgate.surface.instruments import Instruments
 from headgate.surface.rollout_admin import RolloutAdmin
@@ -32,6 +33,11 @@ class RolloutWiring:
         instruments.add(self.rollouts.take)
         instruments.show_rollouts(self._admin.news)
         self._install(config)
+
+    def scale_with(self, board: PoolBoard, clock: Clock) -> None:
+        """Pools grow for a version before its share does, and its share waits for them."""
+        board.plan_by(self.rollouts.plans)
+        self.rollouts.wait_for(lambda models, model: board.holds(models, model, clock()))
 
     def routes(self) -> Routes:
         return self._admin.routes()

@@ -148,6 +148,8 @@ class Rollout:
         self.share = 0.0
         self.since = 0.0
         """When the stage or step began."""
+        self.reached = 1.0
+        """Share of the requests that the tried version's replicas can hold by now: its own share waits for them."""
         self.history: deque[RolloutStep] = deque(maxlen=HISTORY)
         self.judge: Judge | None = None
         """The comparison of both versions; None: there is nothing to compare."""
@@ -162,13 +164,36 @@ class Rollout:
     @property
     def split(self) -> TrafficSplit:
         weights = self._weights
-        if self.stage is Stage.PROMOTED and self.candidate is not None:
+        climbs = self.stage is Stage.PROMOTED and self.reached < 1.0
+        if self.stage is Stage.PROMOTED and self.candidate is not None and not climbs:
             weights = {self.candidate: 1.0}
-        trying = self.stage in UNDER_WAY and self.stage is not Stage.SHADOW
-        if not trying or self.candidate is None:
-            return TrafficSplit(tuple(weights.items()))
+        trying = climbs or (self.stage in UNDER_WAY and self.stage is not Stage.SHADOW)
         others = _shares({name: weight for name, weight in weights.items() if name != self.candidate})
-        return TrafficSplit(tuple(others.items()), self.candidate, self.share)
+        if not trying or self.candidate is None or not others:
+            return TrafficSplit(tuple(weights.items()))
+        return TrafficSplit(tuple(others.items()), self.candidate, min(self.share, self.reached))
+
+    @property
+    def planned(self) -> dict[str, float]:
+        """The share that each version's replicas are to have room for, by its model: the tried version's grow before
+        it gets more requests, and after a rollback the others' grow at once."""
+        split = self.split
+        shares = {version: weight * (1.0 - split.share) for version, weight in split.weights}
+        if split.candidate is not None:
+            shares[split.candidate] = self.share
+        models = {version.name: version.model for version in self.config.versions}
+        return {models[version]: share for version, share in shares.items()}
+
+    def hold(self, share: float) -> None:
+        """Keeps the tried version at this share until `climb` says that its replicas hold more."""
+        self.reached = share
+
+    def climb(self, holds: float) -> bool:
+        """Takes in the share of the requests that the tried version's replicas can hold by now. Returns whether its
+        share changes: it only grows."""
+        before = self.split
+        self.reached = max(self.reached, min(1.0, holds))
+        return self.split != before
 
     @property
     def shadow(self) -> tuple[str, float] | None:
@@ -194,7 +219,7 @@ class Rollout:
             return No(f"{version} has {self._weights[version]:.0%} already: start a split, or set its weight to 0")
         if share is not None and (mode in ("canary", "blue_green") or not 0 < share < 1):
             return No("a share is for a split or a shadow, above 0 and below 1; a canary goes by canary.steps")
-        self.mode, self.candidate, self._step = mode, version, 0
+        self.mode, self.candidate, self._step, self.reached = mode, version, 0, 1.0
         first = {
             "canary": config.canary.steps[0],
             "split": config.canary.steps[0] if share is None else share,

@@ -29,8 +29,8 @@ class PoolBoard:
     def __init__(
         self, dispatcher: Dispatcher, pools: Sequence[PoolConfig], ttft_p95: Callable[[str, float], float | None]
     ) -> None:
-        self.plans: Plans = no_plans
-        """What rollouts will send; set once rollouts are there."""
+        self._plans: Plans = no_plans
+        """What rollouts will send."""
         self.dispatcher = dispatcher
         self._pools = {pool.name: pool for pool in pools}
         self._ttft_p95 = ttft_p95
@@ -46,6 +46,10 @@ class PoolBoard:
     def enter(self, name: str, managed: ManagedPool) -> None:
         """Takes in the pool of this name, made after its reader."""
         self._managed[name] = managed
+
+    def plan_by(self, plans: Plans) -> None:
+        """Counts requests for a version as rollouts will have them."""
+        self._plans = plans
 
     def reconfigure(self, pools: Sequence[PoolConfig]) -> None:
         """Takes other prices and scales of the same pools."""
@@ -67,7 +71,16 @@ class PoolBoard:
             rate = self._rates[key] = rates.get(key) or ArrivalRate()
             tokens_per_s = max(0.0, rate.observe(one.arrived_tokens, now))
             found.append(DemandSource(*key, one.waiting, one.waiting_tokens, one.waiting + one.running, tokens_per_s))
-        return planned(found, self.plans())
+        return planned(found, self._plans())
+
+    def holds(self, models: Sequence[str], model: str, now: float) -> float:
+        """The share of the requests for these models that one model's replicas can hold at their target; 1: all, or no
+        more of them can come."""
+        rooms = [self.room(name, now) for name, pool in self._pools.items() if pool.model == model]
+        present = sum(one.waiting + one.running for one in self.dispatcher.sources() if one.model in models)
+        if not present or not any(room.grows for room in rooms):
+            return 1.0
+        return min(1.0, sum(room.now for room in rooms) / present)
 
     def waiting(self, name: str) -> int:
         """Requests that wait and that this pool could serve."""

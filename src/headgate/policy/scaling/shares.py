@@ -2,8 +2,9 @@
 
 Requests of one model and lane are a source. A source belongs to the pools that could serve it: pools of that lane alone
 before others, as routing has it (policy/replicas/index.py). Among several, the cheapest takes as much as it may ever
-hold, and the next what is left. So the cheapest grows first. A dearer pool keeps what it holds until a cheaper one has
-room for that, and then shrinks. Replicas that no pool owns cost nothing more, and hold what they have room for.
+hold, and the next what is left. So the cheapest grows first; pools of one price share evenly. A dearer pool keeps what
+it holds until a cheaper one has room for that, and then shrinks. Replicas that no pool owns cost nothing more, and hold
+what they have room for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -105,14 +106,14 @@ def attribute(
         own = [name for name in names if name in owned]
         if not own:
             continue
-        first = next((name for name in own if rooms[name].grows), own[0])
+        first = _first(own, rooms)
         for name in own:
-            grows_for[name].append(name == first or not rooms[first].grows)
-        shares[first].lanes.add(source.lane)
-        warm = [name for name in own if name == first or rooms[name].grows]
-        for name in warm:
-            shares[name].waiting += source.waiting
-            shares[name].waiting_tokens += source.waiting_tokens
+            grows_for[name].append(name in first or not rooms[first[0]].grows)
+            if name in first or rooms[name].grows:
+                shares[name].waiting += source.waiting
+                shares[name].waiting_tokens += source.waiting_tokens
+        for name in first:
+            shares[name].lanes.add(source.lane)
         taken = _fill(source.present, names, rooms, now, most, first)
         _divide(source, names, taken, first, rooms, shares)
     for name in owned:
@@ -127,34 +128,53 @@ def _could(source: DemandSource, rooms: Mapping[str, PoolRoom]) -> list[str]:
     return sorted(alone or able, key=lambda name: rooms[name].price)
 
 
+def _first(own: Sequence[str], rooms: Mapping[str, PoolRoom]) -> list[str]:
+    """The pools that grow: the cheapest that can; where none can, the cheapest."""
+    growing = [name for name in own if rooms[name].grows] or own[:1]
+    return [name for name in growing if rooms[name].price == rooms[growing[0]].price]
+
+
 def _fill(
     present: float,
     names: Sequence[str],
     rooms: Mapping[str, PoolRoom],
     now: dict[str, float],
     most: dict[str, float],
-    first: str,
+    first: Sequence[str],
 ) -> dict[str, float]:
     """Requests for each pool: as many as it may ever hold, the cheapest first; and a dearer one keeps, up to what it
-    has room for, those that the cheaper ones have no room for yet."""
+    has room for, those that the cheaper ones have no room for yet. Pools of one price share evenly, by their size."""
     taken: dict[str, float] = {}
     left = waits = present
-    for name in names:
-        grown, held = min(left, most[name]), min(max(0.0, waits), now[name])
-        taken[name] = max(grown, held)
-        left -= grown
-        waits -= held
-        most[name] -= grown
-        now[name] -= held
-    taken[first] += left  # more than all may hold: the reasons for a decision say so
+    for price in sorted({rooms[name].price for name in names}):
+        some = [name for name in names if rooms[name].price == price]
+        grown, held = _shared(left, [most[name] for name in some]), _shared(waits, [now[name] for name in some])
+        for name, more, kept in zip(some, grown, held, strict=True):
+            taken[name] = max(more, kept)
+            most[name] -= more
+            now[name] -= kept
+        left -= sum(grown)
+        waits -= sum(held)
+    for name in first:
+        taken[name] += left / len(first)  # more than all may hold: the reasons for a decision say so
     return taken
+
+
+def _shared(amount: float, rooms: Sequence[float]) -> list[float]:
+    """Divides as much of an amount as there is room for, by the rooms' sizes; evenly among those without a limit."""
+    unlimited = rooms.count(inf)
+    if unlimited:
+        return [amount / unlimited if room == inf else 0.0 for room in rooms]
+    total = sum(rooms)
+    part = min(1.0, amount / total) if total > 0 else 0.0
+    return [part * room for room in rooms]
 
 
 def _divide(
     source: DemandSource,
     names: Sequence[str],
     taken: Mapping[str, float],
-    first: str,
+    first: Sequence[str],
     rooms: Mapping[str, PoolRoom],
     shares: Mapping[str, PoolShare],
 ) -> None:
@@ -162,9 +182,9 @@ def _divide(
     for name in names:
         share = shares[name]
         share.present += taken[name]
-        part = taken[name] / source.present if source.present > 0 else float(name == first)
+        part = taken[name] / source.present if source.present > 0 else float(name in first) / len(first)
         share.tokens_per_s += part * source.tokens_per_s
-        sent = rooms[name].requests / requests if requests else float(name == first)
+        sent = rooms[name].requests / requests if requests else float(name in first) / len(first)
         share.carried_tokens_per_s += sent * source.tokens_per_s
 
 

@@ -111,14 +111,14 @@ class ScaledSeat:
     asleep: bool = False
 
 
-_Maker = Callable[[int], ScaledSeat]
+Maker = Callable[[int], ScaledSeat]
 
 
 class Autoscale:
     """Drives the pool: lets it look when it is due, and carries out its commands."""
 
     def __init__(
-        self, world: World, gateway: SimGateway, pool: ManagedPool, scaled: Scaled, signals: PoolSignals, make: _Maker
+        self, world: World, gateway: SimGateway, pool: ManagedPool, scaled: Scaled, signals: PoolSignals, make: Maker
     ) -> None:
         self.present = Area(world.now)
         """Replicas, from start to end."""
@@ -139,6 +139,9 @@ class Autoscale:
         self._turn = 0
         """The number of the event that drives next; any other event is out of date."""
         self._begin()
+
+    def run(self) -> None:
+        """Looks from now on. All pools have their replicas of the beginning before any of them looks."""
         self._drive()
         self._sample()
 
@@ -331,6 +334,7 @@ def autoscale(
     signals = PoolSignals(dispatcher, firsts.p95)
     fleet = replace(config.fleet, start_s=scaled.member.cold_start_s)
     pool = Autoscale(world, gateway, ManagedPool(scaled.scaler, fleet, signals), scaled, signals, make)
+    pool.run()
     used = UseWatch(world, gateway)
     gateway.play(_told(arrivals, progress))
     world.run()

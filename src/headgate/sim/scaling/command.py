@@ -19,6 +19,7 @@ from headgate.sim.planning.command import SimulateOptions, check_folders, show_c
 from headgate.sim.scaling import report
 from headgate.sim.scaling.autoscale import MONDAY, learn
 from headgate.sim.scaling.compare import VARIANTS, ScaledDay, Setting, one, with_foresight
+from headgate.sim.scaling.pools import run_pools
 from headgate.sim.slo import promised
 
 DAY_S = 86_400.0
@@ -46,6 +47,8 @@ def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console |
         raise UsageError(f"--history is a number of days from 0 to {MOST_DAYS}, not {options.history}")
     _check(base)
     check_folders(base.json, base.html)
+    if base.config.fleet.pools:
+        return _run_pools(options, out, err)
     with rarely_collected(), err.status("simulating") as status:
         cases = _cases(options, lambda text: status.update(text))
     for line in report.sentences(cases):
@@ -70,13 +73,45 @@ def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console |
     return 0
 
 
+def _run_pools(options: ScaleOptions, out: Console, err: Console) -> int:
+    base = options.simulate
+    for name, given in (("--compare", options.compare), ("--history", options.history), ("--what-if", base.what_if)):
+        if given:
+            raise UsageError(f"{name} can't be used with fleet.pools: leave it out, or simulate one pool")
+    workload, seed = base.load.made(), base.load.seed
+    with rarely_collected(), err.status("simulating"):
+        run = run_pools(
+            base.config,
+            workload.arrivals(seed),
+            base.profile,
+            seed,
+            base.level,
+            cold_start_s=base.cold_start_s,
+            wall_s=MONDAY + 7 * DAY_S,
+        )
+    results = run.simulated.results
+    cost = "" if run.cost is None else f", for {run.cost:.1f} {base.config.observe.currency}"
+    out.print(Text(f"{len(run.pools)} pools: {run.replica_hours:.1f} replica-hours{cost}.", "bold"))
+    out.print()
+    out.print(table.render(results, summarise(results, seed), out.width))
+    out.print()
+    out.print(run.table())
+    if base.json is not None:
+        write_json(base.json, {"workload": base.load.workload, "seed": seed, **run.as_dict()}, err)
+    if base.html is not None:
+        html_page.write(base.html, [results], seed=seed, command=base.command)
+        err.print(f"wrote {base.html}", markup=False)
+    if not results.ok.any():
+        err.print("headgate: not one request was completed", markup=False)
+        return 1
+    return 0
+
+
 def _check(base: SimulateOptions) -> None:
     for name, given in (("--fail", base.failures), ("--event-log", base.events), ("--replicas", base.replicas)):
         if given:
             raise UsageError(f"{name} can't be used with --scale: how many there are is the scaler's to say")
     for config in filter(None, (base.config, base.what_if)):
-        if config.fleet.pools:
-            raise UsageError("fleet.pools: --scale simulates a fleet of one pool")
         for path, problem in contradictions(config.fleet.scale, "fleet.scale"):
             raise UsageError(f"{path}: {problem}")
 
