@@ -162,13 +162,13 @@ def test_one_that_is_drained_ends_with_all_that_it_started_and_another_takes_its
     ("model", "how"), [("tiny", signal.SIGKILL), ("tiny", signal.SIGTERM), ("deaf", signal.SIGKILL)]
 )
 def test_nothing_outlives_the_gateway(command: str, model: str, how: signal.Signals) -> None:
-    with serving(command, model=model) as (process, url):
-        (fact,), (replica,) = facts(url), replicas(url)
+    with serving(command, "--engines", "2", model=model) as (process, url):
+        found, (replica, _) = facts(url, 2), replicas(url)
         folder = Path(replica["url"].removeprefix("unix:")).parent
         assert folder.is_dir()
         process.send_signal(how)
         process.wait()
-        eventually(lambda: gone(fact["pid"]) and gone(fact["child"]), 20.0)
+        eventually(lambda: all(gone(fact["pid"]) and gone(fact["child"]) for fact in found), 20.0)
         eventually(lambda: not folder.exists())
 
 

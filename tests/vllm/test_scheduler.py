@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headgate.engine.runner.profile_file import fitted
 from headgate.engine.runner.step_log import read
 from headgate.vllm.supported import OF_OUTPUT, OF_REQUEST, OF_SCHEDULER
 from tests.engine.process import ask
@@ -178,12 +179,18 @@ def test_what_breaks_in_headgates_part_costs_no_request_and_changes_no_text(fold
         assert counted(url, "failures_total") > 20
 
 
-def test_the_step_log_is_read(ours: str, folder: Path) -> None:
+def test_the_step_log_is_read_and_a_profile_is_fitted_to_it(ours: str, folder: Path) -> None:
     completed(ours, 3)
     eventually(lambda: sum(1 for _ in read(folder / "steps.jsonl")) > 20)
     steps = list(read(folder / "steps.jsonl"))
     assert all(step.took_s > 0 for step in steps)
     assert all(later.at >= earlier.at for earlier, later in pairwise(steps))
+    for number in range(4):
+        completed(ours, number)
+    eventually(lambda: sum(1 for _ in read(folder / "steps.jsonl")) > 60)
+    profile = fitted(folder / "steps.jsonl", "tiny")
+    assert profile.cost.fixed > 0
+    assert profile.context == 2048
 
 
 CONTRACT = """
