@@ -20,6 +20,7 @@ HOT = {
     "gateway": "account gateway placing",
     "gateway/answer": "backlog bounded continuation phases relay relayed transcript",
     "gateway/intake": "accept asks promised prompt responses",
+    "gateway/worker": "brain_port frames hands sessions",
     "machine": "step_features",
     "measure": "edges evidence figures little series tenants windows",
     "metrics": "exposition histogram",

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "headgate"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 DRIVEN = {"on", "wake_at", "unfinished", "reconfigure"}
 ASKED = {
-    *("lanes", "tiers", "view", "waiting", "running", "queued", "under_way", "holdings", "computed"),
+    *("lanes", "tiers", "view", "waiting", "running", "queued", "under_way", "holdings", "computed", "answer_pace"),
     *("replicas", "replica", "standing", "sent_to", "room", "with_room", "any_usable", "unserved"),
     *("cached_tokens", "spare"),
     *("utilisation", "use_of", "gauges_from"),

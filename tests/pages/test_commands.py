@@ -35,7 +35,7 @@ NOT_RUN = {
     r"^(?:\w+=\S+ )?(?:vllm|python -m sglang\.launch_server|llama-server) ": "another engine, mostly on a GPU",
     r"^export PATH=": "the tests have a path of their own",
     r"headgate (?:serve --replica|tune) .*http://10\.": "engines on other machines",
-    r"headgate serve --config headgate\.yaml(?: --record run\.jsonl)?$": "the page's replicas are on other machines",
+    r"headgate serve --config headgate\.yaml(?: --(?:record run\.jsonl|workers 4))?$": "replicas on other machines",
     r"(?:--url https://|--key \"\$ADMIN_KEY\")": "a gateway on another machine",
     r"headgate (?:serve|engine) .*--?model (?:path/to/)?model\.gguf": "a model of the reader's own",
     r"headgate fit ": "wants a step log of many steps; tests/sim fits one",

@@ -16,6 +16,7 @@ from headgate.model.event import (
     Refuse,
     ReplicaJoined,
     ReplicaLeft,
+    Resumed,
     Tick,
 )
 from headgate.model.lane import LANES, Lane
@@ -815,3 +816,54 @@ def test_what_was_computed_of_an_answer_in_one_piece_is_guessed_from_time_and_pa
     assert made.index.loads["a"].answer_token_s == pytest.approx(0.11)
     made.on(Ended(third.id, Outcome.COMPLETED, (10, 0)), 41.0)
     assert made.index.loads["a"].answer_token_s == pytest.approx(0.11)
+
+
+# -- requests that were there before --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_a_replica_has_already_is_counted_there_and_its_room_comes_back(begun: bool) -> None:
+    made = dispatcher(1)
+    before, after = request(), request(at=0.1)
+    assert made.on(Resumed(before, "a", begun), 0.0) == []
+    assert made.running("fast") == 1
+    assert placed(send(made, after)) == []
+    made.on(FirstToken(before.id), 0.15)
+    assert placed(made.on(Ended(before.id, Outcome.COMPLETED, (10, 10)), 0.2)) == [after.id]
+    made.on(Ended(after.id, Outcome.CANCELLED), 0.3)
+    assert not any(made.holdings().values())
+
+
+def test_a_request_may_be_there_before_its_replica_was_probed() -> None:
+    made = dispatcher()
+    made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=2)), 0.0)
+    made.on(Resumed(request(), "a", True), 0.1)
+    assert made.running("fast") == 1
+    made.on(Probed("a", ok=True), 0.2)
+    made.on(Ended(next(iter(made.passages)), Outcome.COMPLETED), 0.3)
+    assert not any(made.holdings().values())
+
+
+def test_nothing_is_learned_from_the_times_of_a_request_that_was_there_before() -> None:
+    made = dispatcher(2)
+    seat = made.index.seat("a")
+    assert seat is not None
+    pace = (seat.load.prefill_token_s, seat.load.tpot_s)
+    made.on(Resumed(request(tokens=1000), "a", True), 0.0)
+    made.on(Ended(next(iter(made.passages)), Outcome.COMPLETED, (1000, 1000)), 0.001)
+    assert (seat.load.prefill_token_s, seat.load.tpot_s) == pace
+
+
+def test_a_request_at_a_replica_that_is_not_known_runs_uncounted() -> None:
+    made = dispatcher(1)
+    assert made.on(Resumed(request(), "z"), 0.0) == []
+    strange = request().but(lane="gone")
+    assert made.on(Resumed(strange, "a"), 0.0) == []
+    assert made.passages == {}
+    assert made.on(Ended(strange.id, Outcome.COMPLETED), 1.0) == []
+
+
+def test_the_pace_of_a_replicas_answers() -> None:
+    made = dispatcher(1)
+    assert made.answer_pace("a") == 0.025
+    assert made.answer_pace("z") == 1.0

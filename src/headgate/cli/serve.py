@@ -50,6 +50,8 @@ class ServeOptions:
     """File to append a JSON line to for every request, without what was asked; rotated."""
     event_log: Annotated[Path | None, Parameter(group=SERVES)] = None
     """File for every decision and what it was made from, for `headgate replay`."""
+    workers: Annotated[int | None, positive, Parameter(group=LISTEN)] = None
+    """Processes that serve clients, on as many cores; one more decides for all of them. Default: 1, which does both."""
     host: Annotated[str | None, Parameter(group=LISTEN)] = None
     """Address to listen on. Default: 127.0.0.1."""
     uds: Annotated[Path | None, Parameter(group=LISTEN)] = None
@@ -82,6 +84,7 @@ def serve(
         return
     from headgate.wiring.common import bundled_model
     from headgate.wiring.gateway import run_gateway
+    from headgate.wiring.several import run_several
 
     if chosen.embedded is not None and chosen.embedded.model is None:
         bundled_model()  # says what to do if there is none, before anything starts
@@ -89,12 +92,14 @@ def serve(
     progress.title()
     path = options.config
     reload = None if path is None else lambda: config_file.load(path)
-    run_gateway(chosen, progress, reload, options.event_log, path if options.watch else None, logged)
+    run = run_gateway if chosen.listen.workers == 1 else run_several
+    run(chosen, progress, reload, options.event_log, path if options.watch else None, logged)
 
 
 def _chosen(options: ServeOptions, flags: EngineFlags, words: tuple[str, ...] = ()) -> "GatewayConfig":
     """The config that file and arguments make together."""
     from headgate.config import file as config_file
+    from headgate.config.contradictions import odd_workers
     from headgate.config.fleet import FleetConfig
     from headgate.config.gateway import GatewayConfig
     from headgate.config.scale import ScaleConfig
@@ -107,6 +112,11 @@ def _chosen(options: ServeOptions, flags: EngineFlags, words: tuple[str, ...] = 
     elif options.replica_key_file is not None:
         raise UsageError("--replica-key-file is for --replica; in a config each replica has its api_key_file")
     chosen = _listening(chosen, options)
+    if options.workers is not None:
+        chosen = replace(chosen, listen=replace(chosen.listen, workers=options.workers))
+        problems = [f"--workers {options.workers}: {path}: {problem}" for path, problem in odd_workers(chosen)]
+        if problems:
+            raise UsageError(problems[0])
     if options.record is not None:
         chosen = replace(chosen, record=replace(chosen.record, path=options.record))
     if options.watch and options.config is None:

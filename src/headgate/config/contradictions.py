@@ -30,6 +30,7 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
     yield from _repeated_keys(config)
     yield from _unknown_tasks(config)
     yield from _odd_tenants(config)
+    yield from odd_workers(config)
     yield from model_contradictions(config.models, _served(config))
     yield from fleet_contradictions(config.fleet)
     if config.embedded is not None:
@@ -90,6 +91,16 @@ def _served(config: GatewayConfig) -> frozenset[str] | None:
     if own is None or not (config.replicas or own) or not all(replica.names for replica in config.replicas):
         return None
     return own | {name for replica in config.replicas for name in replica.names}
+
+
+def odd_workers(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    """What several processes can't serve together."""
+    if config.listen.workers == 1:
+        return
+    if config.models:
+        yield "models", "expected none with listen.workers above 1: versions are drawn in one process; leave one out"
+    if config.listen.uds is not None:
+        yield "listen.uds", "expected none with listen.workers above 1: a socket file is one process's; give a port"
 
 
 def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:

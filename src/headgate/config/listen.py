@@ -31,6 +31,8 @@ class ListenConfig:
     """Unix socket to listen on instead of host and port; a leftover socket file is replaced. None: host and port."""
     uds_for: Literal["owner", "group", "everyone"] = "owner"
     """Which users may connect to the socket, by the file's permissions. Admin access without a key needs "owner"."""
+    workers: Annotated[int, between(1, 64)] = 1
+    """Processes that serve clients on the port; beyond 1, another one decides for all of them. Linux only."""
     tls: TlsConfig | None = None
     """Certificate and key; None: plain HTTP."""
     drain_s: SecondsOrZero = 10.0

@@ -6,8 +6,8 @@ replica, under a name that the replica lists. Once the lists differ, `default` i
 the first replica. An adapter is a name like any other: a request for it goes to a replica that has it loaded.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -68,6 +68,19 @@ class Listing:
         """What the replica says of each listed name."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamesTold:
+    """The catalog at one moment, for a process that does not watch replicas itself."""
+
+    known: frozenset[str] | None
+    """All names that requests may use; None: any."""
+    default: str
+    """The name that `default` stands for; empty: `default` is passed on."""
+    shown: tuple[str, ...]
+    """The names that a client is told of."""
+    adapters: frozenset[str]
+
+
 class ListedReplica(Protocol):
     """The part of an endpoint (gateway/placing.py) that is used here."""
 
@@ -109,9 +122,11 @@ class Catalog:
         return ""
 
     def _unknown(self, model: str) -> str:
-        names = self.names
-        more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
-        return f"no model {model[:256]!r} here; there is {', '.join(names[:MOST_TOLD]) or 'none yet'}{more}"
+        return unknown_model(model, self.names)
+
+    def told(self) -> "NamesTold":
+        """What is known of names now."""
+        return NamesTold(self._known, self.meant_by_default(), tuple(self.names), self.adapters)
 
     def look_again(self) -> None:
         """Recomputes the known names, after a replica has joined or left. A replica that lists MOST_NAMES may have
@@ -212,6 +227,12 @@ class Catalog:
             }
             found.update(told)
         return found
+
+
+def unknown_model(model: str, names: Sequence[str]) -> str:
+    """The message for a name that no replica has, with some of the known names."""
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    return f"no model {model[:256]!r} here; there is {', '.join(names[:MOST_TOLD]) or 'none yet'}{more}"
 
 
 def _common(facts: list[ModelFacts]) -> ModelFacts:

@@ -330,12 +330,28 @@ class Gateway:
         if ticket.rival is not None:
             ticket.timeline.hedge = ticket.rival.told
         self.account.end(ticket.timeline, outcome, summary, usage, error, now, status)
-        del self.tickets[ticket.accepted.request.id]
         if self.held.total:
             self.held.drop(ticket.exchange)
         ticket.relay = None  # a cycle with the ticket, which only the garbage collector could free
+        self.release(ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        """Forgets a request whose record is written."""
+        del self.tickets[ticket.accepted.request.id]
         if not self.tickets:
             self.idle.set()
+
+    def adopt(self, ticket: Ticket, resumed: Event | None = None) -> None:
+        """Takes a request that another process serves. `resumed`: it is at a replica already; None: it arrives."""
+        if not self.tickets:
+            self.idle.clear()
+        request = ticket.accepted.request
+        self.tickets[request.id] = ticket
+        self.account.open()
+        if resumed is not None:
+            self.hear(resumed)
+        elif self._hold is None or not self._hold(request):
+            self.hear(Arrived(request))
 
     def so_far(self, ticket: Ticket, now: float) -> Record:
         """The record of a request that still runs, as if it ended now."""
@@ -360,17 +376,8 @@ class Gateway:
     # -- replicas ----------------------------------------------------------------------------------------
 
     def spoke(self, replica_id: ReplicaId, since: float) -> bool:
-        """Whether the replica has open requests and has proved since `since` that it generates: by a token of a stream
-        that still runs there, or by a completed answer."""
-        place = self.placing.places.get(replica_id)
-        answered = place is not None and place.answered_at > since
-        for ticket in self.tickets.values():
-            replica, spoke_at = ticket.timeline.replica, ticket.spoke_at()
-            if replica is None or replica.id != replica_id or spoke_at is None:
-                continue
-            if answered or spoke_at > since:
-                return True
-        return False
+        """Whether the replica has open requests and has proved since `since` that it generates."""
+        return self.placing.spoke(self.tickets.values(), replica_id, since)
 
     # -- time --------------------------------------------------------------------------------------------
 

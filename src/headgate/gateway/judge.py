@@ -5,14 +5,22 @@ the body. Requests that arrive in one piece skip this check: their handlers make
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.websocket import PATHS
 from headgate.model.errors import ServeError
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.origin import Door
-from headgate.wire.router import Router
+
+
+class Expecting(Protocol):
+    """A router, as it is used here."""
+
+    def __call__(self, exchange: Exchange) -> None: ...
+    def expects(self, exchange: Exchange) -> bool:
+        """Whether a handler takes the request, as far as its headers tell; otherwise it has been answered."""
+
 
 UPLOADS: Final = "/v1/files"
 """Whose bodies are written to the disk as they come."""
@@ -24,7 +32,7 @@ class HeaderJudge:
     def __init__(
         self,
         door: Door,
-        router: Router,
+        router: Expecting,
         gateway: Gateway,
         check_admin: Callable[[dict[str, str]], None],
         begin_upload: Handler | None = None,

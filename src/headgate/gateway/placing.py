@@ -5,7 +5,7 @@ first has not answered (a hedge), or for the rest of a stream that broke off.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -152,6 +152,8 @@ class Placing:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._places: dict[ReplicaId, Endpoint] = {}
+        self._changed: Callable[[], None] | None = None
+        """Hears that replicas or their names have changed; None: no worker is to be told."""
 
     # -- replicas ----------------------------------------------------------------------------------------
 
@@ -159,12 +161,17 @@ class Placing:
     def places(self) -> Mapping[ReplicaId, Endpoint]:
         return self._places
 
+    def tell_changes(self, changed: Callable[[], None]) -> None:
+        """Calls `changed` from now on when replicas or their names have changed."""
+        self._changed = changed
+
     def join(self, replica: Replica, connections: Connections) -> None:
         known = self._places.get(replica.id)
         self._places[replica.id] = place = Endpoint(replica, connections)
         if known is not None:
             place.default_model, place.answered_at = known.default_model, known.answered_at
             place.listing = known.listing
+        self._tell()
 
     def listed(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
         """Takes the models that a replica lists. Our own engine accepts `default` as a model name; others need a real
@@ -174,16 +181,39 @@ class Placing:
             own = [name for name in models if name not in adapters]
             plain = place.dialect.takes_default or "default" in models
             place.default_model = "" if plain or not own else own[0]
+        self._tell()
+
+    def call_default(self, replica_id: ReplicaId, name: str) -> None:
+        """Sets the name to send to this replica where any model will do."""
+        self._places[replica_id].default_model = name
+
+    def _tell(self) -> None:
+        if self._changed is not None:
+            self._changed()
 
     def leave(self, replica_id: ReplicaId) -> None:
         """Sends nothing more to this replica; the requests that it has continue."""
         self._places.pop(replica_id, None)
+        self._tell()
 
     def answered(self, replica_id: ReplicaId, now: float) -> None:
         """The replica has completed a request."""
         place = self._places.get(replica_id)
         if place is not None:
             place.answered_at = now
+
+    def spoke(self, tickets: Iterable[Ticket], replica_id: ReplicaId, since: float) -> bool:
+        """Whether the replica has some of these requests and has proved since `since` that it generates: by a token of
+        a stream that still runs there, or by a completed answer."""
+        place = self._places.get(replica_id)
+        answered = place is not None and place.answered_at > since
+        for ticket in tickets:
+            replica, spoke_at = ticket.timeline.replica, ticket.spoke_at()
+            if replica is None or replica.id != replica_id or spoke_at is None:
+                continue
+            if answered or spoke_at > since:
+                return True
+        return False
 
     # -- requests ----------------------------------------------------------------------------------------
 

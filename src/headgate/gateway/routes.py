@@ -18,17 +18,19 @@ from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.router import Router, Routes
 
 
+def completions(gateway: Gateway) -> Routes:
+    """The routes of what replicas answer."""
+    paths = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES)
+    return {("POST", path): gateway.complete for path in paths}
+
+
 class ApiRoutes:
     def __init__(self, gateway: Gateway, catalog: Catalog, more: Routes) -> None:
         self.draining = False
         self._gateway = gateway
         self.router = Router(
             {
-                ("POST", "/v1/chat/completions"): gateway.complete,
-                ("POST", "/v1/completions"): gateway.complete,
-                ("POST", "/v1/embeddings"): gateway.complete,
-                ("POST", "/v1/responses"): gateway.complete,
-                ("POST", MESSAGES): gateway.complete,
+                **completions(gateway),
                 ("POST", COUNT): TokenCountRoute(gateway).serve,
                 ("POST", QUOTE): QuoteRoute(gateway, monotonic).serve,
                 ("GET", "/v1/models"): self._keyed(catalog.serve_list),

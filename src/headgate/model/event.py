@@ -58,6 +58,15 @@ class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
     twice: bool = False
 
 
+class Resumed(msgspec.Struct, frozen=True, gc=False):
+    """A request was being served by this replica before the dispatcher began: a worker has outlived the process that
+    decided for it. `begun`: its first token has come."""
+
+    request: Request
+    replica_id: ReplicaId
+    begun: bool = False
+
+
 class HedgeWon(msgspec.Struct, frozen=True, gc=False):
     """This replica answered first among the two that had the request. The driver closes the other connection."""
 
@@ -141,6 +150,7 @@ Event = (
     | FirstToken
     | Ended
     | AttemptFailed
+    | Resumed
     | HedgeWon
     | Probed
     | Reported

@@ -50,6 +50,7 @@ from headgate.model.event import (
     ReplicaLeft,
     ReplicaParked,
     Reported,
+    Resumed,
     Shared,
     Tick,
 )
@@ -63,6 +64,7 @@ EVENTS: Final[dict[str, type]] = {
     "first_token": FirstToken,
     "ended": Ended,
     "attempt_failed": AttemptFailed,
+    "resumed": Resumed,
     "hedge_won": HedgeWon,
     "probed": Probed,
     "reported": Reported,

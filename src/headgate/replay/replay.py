@@ -14,7 +14,7 @@ import msgspec
 
 from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import UsageError
-from headgate.model.event import Arrived, Command, Event, QuoteAsked, ReplicaJoined
+from headgate.model.event import Arrived, Command, Event, QuoteAsked, ReplicaJoined, Resumed
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica
 from headgate.model.request import Request
@@ -24,6 +24,7 @@ from headgate.replay.event_log import COMMANDS, EVENTS, FORMAT, RECONFIGURED, Ev
 
 ARRIVED = "arrived"
 ASKED = "quote_asked"
+RESUMED = "resumed"
 JOINED = "replica_joined"
 
 
@@ -84,6 +85,12 @@ class _Arrived(msgspec.Struct, frozen=True):
     request: dict[str, Any]
 
 
+class _Resumed(msgspec.Struct, frozen=True):
+    request: dict[str, Any]
+    replica_id: str
+    begun: bool
+
+
 class _Joined(msgspec.Struct, frozen=True):
     """A ReplicaJoined with its replica as plain fields: where that type is compiled, msgspec can't decode into it."""
 
@@ -94,9 +101,10 @@ _header = msgspec.json.Decoder(EventLogHeader)
 _line = msgspec.json.Decoder(_Line)
 _settings = msgspec.json.Decoder(Settings)
 _arrived = msgspec.json.Decoder(_Arrived)
+_resumed = msgspec.json.Decoder(_Resumed)
 _joined = msgspec.json.Decoder(_Joined)
 _event: dict[str, msgspec.json.Decoder[Event]] = {
-    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name not in (ARRIVED, ASKED, JOINED)
+    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name not in (ARRIVED, ASKED, JOINED, RESUMED)
 }
 _command: dict[str, msgspec.json.Decoder[Command]] = {
     name: msgspec.json.Decoder(made) for name, made in COMMANDS.items()
@@ -163,6 +171,9 @@ class Log:
                 return read.now, Arrived(request_of(_arrived.decode(read.fields).request)), commands
             if read.name == ASKED:
                 return read.now, QuoteAsked(request_of(_arrived.decode(read.fields).request)), commands
+            if read.name == RESUMED:
+                was = _resumed.decode(read.fields)
+                return read.now, Resumed(request_of(was.request), was.replica_id, was.begun), commands
             if read.name == JOINED:
                 return read.now, ReplicaJoined(replica_of(_joined.decode(read.fields).replica)), commands
             return read.now, _event[read.name].decode(read.fields), commands

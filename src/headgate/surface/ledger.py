@@ -5,6 +5,8 @@
 Each entry is counted where it is kept, independently of the others, so that none can hide what another has lost.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from headgate.gateway.gateway import Gateway
@@ -22,6 +24,11 @@ class Holdings:
         self._access = access
         self.server: HttpServer | None = None
         """The server whose clients are counted; None: no clients are counted."""
+        self._elsewhere: Callable[[], dict[str, int]] = dict
+
+    def count_more(self, held: Callable[[], dict[str, int]]) -> None:
+        """Adds what other processes of this gateway hold, by name, from now on."""
+        self._elsewhere = held
 
     def count_clients(self, server: HttpServer) -> None:
         """Counts the clients of this server from now on."""
@@ -38,8 +45,9 @@ class Holdings:
     def held(self) -> dict[str, int]:
         """Counts by name, in the order in which a request takes them."""
         gateway = self._gateway
+        more = self._elsewhere()
         each = [place.connections for place in gateway.placing.places.values()]
-        return {
+        held = {
             "client_connections": 0 if self.server is None else self.server.answering,
             "received_bytes": 0 if self.server is None else self.server.receiving,
             "held_bytes": gateway.held.total,
@@ -48,3 +56,4 @@ class Holdings:
             **gateway.dispatcher.holdings(),
             "replica_connections": sum(connections.busy for connections in each),
         }
+        return {name: count + more.get(name, 0) for name, count in held.items()}

@@ -66,7 +66,7 @@ class Successor(Occupant, Protocol):
 class Switchable(Protocol):
     """A connection that speaks HTTP."""
 
-    def switch(self, head: bytes, successor: Successor) -> bool:
+    def switch(self, head: bytes, successor: Successor, last: bool) -> bool:
         """See Exchange.switch."""
 
 
@@ -286,10 +286,12 @@ class Exchange:
         if not self.done:  # afterwards the connection may belong to another exchange
             self._transport.abort()
 
-    def switch(self, head: bytes, successor: Successor) -> bool:
+    def switch(self, head: bytes, successor: Successor, *, last: bool = False) -> bool:
         """Answers with `head`, and leaves the connection to `successor`. Returns whether that was possible: not if the
-        client has already sent more, which was read as HTTP. Only while the handler is being called."""
-        if self.done or self.started or not cast(Switchable, self._connection).switch(head, successor):
+        client has already sent more, which was read as HTTP. `last`: also if the client has said that this request is
+        its last. Only while the handler is being called."""
+        last = last and not self.keep_alive
+        if self.done or self.started or not cast(Switchable, self._connection).switch(head, successor, last):
             return False
         self.started = True
         self.status = 101

@@ -154,9 +154,10 @@ class ServerProtocol(ClientConnection):
         elif not self._pumping:
             self._pump()  # also while draining: its client has not been told, so it may send one more request
 
-    def switch(self, head: bytes, successor: Successor) -> bool:
+    def switch(self, head: bytes, successor: Successor, last: bool) -> bool:
         reader, server = self._reader, self._server
-        if reader.ready or reader.exhausted or reader.refusal is not None or reader.phase is not IDLE or self._held:
+        more = reader.ready or self._held or (reader.exhausted and not last)
+        if more or reader.refusal is not None or reader.phase is not IDLE:
             return False
         self._current = None
         self._timed = CLOSING

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headgate.model.clock import Clock
@@ -106,6 +106,18 @@ class HttpServer:
         for server in self._listeners:
             await server.start_serving()
         return int(first.sockets[0].getsockname()[1])
+
+    async def listen_shared(
+        self, places: Sequence[tuple[str, int]], queues: int, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Listens at these addresses and ports together with other processes of this user, which share the
+        connections. `queues`: listening sockets for each."""
+        self._tls = self._tls or tls is not None
+        for host, port in places:
+            for _ in range(queues):
+                await self._listener(host, port, tls, reuse_port=True)
+        for server in self._listeners:
+            await server.start_serving()
 
     async def listen_unix(self, path: Path, *, mode: int = 0o600, tls: ssl.SSLContext | None = None) -> None:
         """Listens on a Unix socket. A socket file that no process serves any more is replaced; one that is served, or

@@ -70,6 +70,12 @@ class ConfigChange:
         self.door: Door | None = None
         """Is told which origins' web pages may send requests; None: nothing listens yet."""
         self.sockets: Sockets | None = None
+        self._told: Callable[[GatewayConfig], None] | None = None
+        """Hears of each config that is taken; None: no other process follows it."""
+
+    def tell(self, told: Callable[[GatewayConfig], None]) -> None:
+        """Tells the workers of each config that is taken, from now on."""
+        self._told = told
 
     def reach(self, versions: Callable[[GatewayConfig], None], door: Door, sockets: Sockets) -> None:
         """Tells these of a changed config as well: they are made after this object, whose routes they serve."""
@@ -99,6 +105,8 @@ class ConfigChange:
             log.error("config not taken, the old one stays: %s", error)
             raise StartupError(str(error)) from error
         old, self.config = self.config, new
+        if self._told is not None:
+            self._told(new)
         kept = [name for name in FIXED if getattr(old, name) != getattr(new, name)]
         if old.fleet != new.fleet and (self._rescale is None or _beyond_scale(old) != _beyond_scale(new)):
             kept.append("fleet")
@@ -188,6 +196,8 @@ class ConfigChange:
             raise StartupError(f"fleet.kind: from {self.config.fleet.kind} to {new.fleet.kind} needs a restart")
         if bool(new.fleet.pools) != bool(self.config.fleet.pools):
             raise StartupError("fleet.pools: from one pool to several, or back, needs a restart")
+        if self._told is not None and new.models:
+            raise StartupError("models: versions are drawn in one process; start with workers 1, or leave them out")
         before = {replica.id: replica for replica in self.config.replicas}
         after = {replica.id: replica for replica in new.replicas}
         taken = [name for name in after if name not in before and name in self._roster.watches]

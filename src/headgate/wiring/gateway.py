@@ -1,17 +1,17 @@
 """Builds and runs the gateway. Knows every class it is made of; decides nothing."""
 
 import asyncio
-import gc
 import logging
 import os
 import random
 import resource
 import signal
-import ssl
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any, Protocol
 
 import uvloop
 
@@ -32,7 +32,6 @@ from headgate.gateway.trace_context import Contexts
 from headgate.gateway.websocket import Sockets
 from headgate.logs import LogOptions, LogWriter, logging_to
 from headgate.model.clock import Clock, monotonic, wall
-from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 from headgate.policy.compose import dispatcher_for, intake_for
 from headgate.progress import Progress, ReplicaLine
@@ -50,31 +49,46 @@ from headgate.surface.ledger import Holdings
 from headgate.upkeep.changes import ReplicaLog, described, reason
 from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warmup import Warmup
-from headgate.wire.errors import MESSAGES
 from headgate.wire.limits import wire_limits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.batches import BatchWiring
 from headgate.wiring.change import ConfigChange, Reload, identities, open_door
-from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
+from headgate.wiring.common import (
+    HEALTH,
+    NOTICE_S,
+    RECORDED,
+    collect_seldom,
+    listen_on,
+    most_connections,
+    process_age_s,
+    tls_of,
+    wait,
+)
 from headgate.wiring.fleet import FleetWiring, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import SharedWiring
 
 log = logging.getLogger(__name__)
 
-KEPT_FILES = 512
-"""File descriptors, or a quarter of all if that is more, that clients' connections leave to replicas and files."""
 LOGS = LogOptions()
 SURFACES = (("page", "/"), ("API docs", "/docs"), ("figures", "/metrics"))
 """What people find at the gateway's address, besides the API."""
-RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES))
-"""Paths whose requests leave records."""
 NONE_ANSWERS_S = 3.0
 """Seconds after which it is reported that no replica has answered yet."""
-NOTICE_S = 0.5
-"""Seconds from when readiness drops and every answer says `connection: close` until connections are refused and idle
-ones are closed: load balancers have this long to notice. Afterwards, how long the last errors have to be written."""
+
+
+class BrainDesk(Protocol):
+    """Where the workers of a gateway come to (wiring/several.py), in the process that decides for them."""
+
+    async def open(self, parts: "GatewayParts", stack: AsyncExitStack, stop: asyncio.Event, clock: Clock) -> str:
+        """Lets workers connect, and returns the gateway's address."""
+
+    async def until_served(self) -> None:
+        """Waits until all workers accept clients."""
+
+    async def until_left(self, drain_s: float) -> None:
+        """Waits until no worker is left, which each may take this long to finish its requests."""
 
 
 def run_gateway(
@@ -87,18 +101,23 @@ def run_gateway(
 ) -> None:
     """Runs the gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP, and
     when the `watched` file changes, it takes what `reload` returns, as far as that is possible without a restart."""
+    prepare_process()
+    with logging_to(logs) as writer:
+        lines = writer if logs.access else None
+        uvloop.run(serve_gateway(config, progress, reload, event_log, watched, monotonic, lines))
+
+
+def prepare_process() -> None:
+    """Sets what a process that serves clients needs of its interpreter and its system."""
     # The loop gets the interpreter's lock back within 0.5 ms while long bodies are read in a thread; the default is 5
     # ms.
     sys.setswitchinterval(0.0005)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets per stream: the usual 1024 would be the first limit to be reached
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with logging_to(logs) as writer:
-        lines = writer if logs.access else None
-        uvloop.run(_serve_gateway(config, progress, reload, event_log, watched, monotonic, lines))
 
 
-async def _serve_gateway(
+async def serve_gateway(
     config: GatewayConfig,
     progress: Progress,
     reload: Reload | None,
@@ -106,15 +125,20 @@ async def _serve_gateway(
     watched: Path | None,
     clock: Clock,
     access_lines: LogWriter | None,
+    desk: BrainDesk | None = None,
 ) -> None:
+    """`desk`: where workers that serve the clients come to; None: this process serves them."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT) if desk is None else (signal.SIGTERM,):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        parts = _Parts(config, progress, reload, event_log, stack, clock, access_lines)
-        where = await _listen_gateway(parts.http, config)
-        progress.listening(where, SURFACES)
+        parts = GatewayParts(config, progress, reload, event_log, stack, clock, access_lines)
+        if desk is None:
+            where = await _listen_gateway(parts.http, config)
+            progress.listening(where, SURFACES)
+        else:
+            where = await desk.open(parts, stack, stop, clock)
         ready, background = parts.start_replicas(stack)
         if parts.shared is not None:
             background.append(await parts.shared.start(parts.gateway, stack))
@@ -125,10 +149,12 @@ async def _serve_gateway(
             background.append(loop.create_task(parts.change.watch(watched)))
         parts.instruments.start()
         stack.push_async_callback(parts.instruments.close)
-        announcing = loop.create_task(_announce(ready, parts, where, progress, clock))
+        announcing = loop.create_task(_announce(ready, parts, where, progress, clock, desk))
         try:
             await _first_of(stop, background)
             log.info("draining: running requests may finish within %g s", config.listen.drain_s)
+            if desk is not None:
+                await desk.until_left(config.listen.drain_s)
             await parts.drain()
             log.info("stopped")
         finally:
@@ -137,7 +163,7 @@ async def _serve_gateway(
             await asyncio.gather(announcing, *background, return_exceptions=True)
 
 
-class _Parts:
+class GatewayParts:
     """The objects of one gateway, connected. The stack closes those that have something to close."""
 
     def __init__(
@@ -151,6 +177,8 @@ class _Parts:
         access_lines: LogWriter | None = None,
     ) -> None:
         self.config = config
+        self.keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
+        """Keeps a request's prompt for the journal; None: prompts are not kept."""
         seed = int.from_bytes(os.urandom(8))
         events = None if event_log is None else EventLog(event_log, config, seed)
         if events is not None:
@@ -158,6 +186,8 @@ class _Parts:
             stack.callback(events.close)
         rng, journal = random.Random(os.urandom(16)), _journal(config.record)
         self.shared = None if config.shared is None else SharedWiring(config.shared, clock)
+        if journal is not None and config.record.prompts:
+            self.keep_prompt = journal.keep_prompt
         hooks = _hooks(config, events, journal, self.shared, rng)
         self.gateway = gateway = build_gateway(config, clock, seed, hooks)
         limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
@@ -210,7 +240,7 @@ class _Parts:
         door = Door(routes.router, loopback_only=self._private, names=config.listen.names)
         change.reach(versions.reconfigure, door, sockets)
         open_door(door, config, self.access)
-        most = _most_connections()
+        most = most_connections()
         if config.limits.connections > most:
             log.info("only %d connections: there are no file descriptors for more (ulimit -n)", most)
         self.http = HttpServer(
@@ -224,6 +254,7 @@ class _Parts:
             always=HEALTH,
         )
         ledger.count_clients(self.http)
+        self.ledger = ledger
 
     def start_replicas(self, stack: AsyncExitStack) -> tuple[list[asyncio.Event], list[asyncio.Future[None]]]:
         """Lets the replicas join, and starts those that are the gateway's own. Returns events that say when each can
@@ -273,10 +304,20 @@ async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]])
             await task
 
 
-async def _announce(ready: list[asyncio.Event], parts: _Parts, where: str, progress: Progress, clock: Clock) -> None:
+async def _announce(
+    ready: list[asyncio.Event],
+    parts: GatewayParts,
+    where: str,
+    progress: Progress,
+    clock: Clock,
+    desk: BrainDesk | None,
+) -> None:
     """Reports when the first replica is usable: from then on requests are served. Where none of those that are said to
     run answers, that is reported first."""
     began, config = clock() - process_age_s(), parts.config
+    if desk is not None:
+        await desk.until_served()
+        progress.listening(where, SURFACES)
     waiting = [asyncio.ensure_future(event.wait()) for event in ready]
     patience_s = NONE_ANSWERS_S if config.replicas else None
     done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -284,9 +325,7 @@ async def _announce(ready: list[asyncio.Event], parts: _Parts, where: str, progr
         progress.none_answer(parts.replica_lines(), config.timeouts.no_replica_wait_s)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     models, key = parts.roster.catalog.names, not config.anonymous.allowed
-    gc.collect()
-    gc.freeze()  # what exists now stays: collections need not walk it while streams wait
-    gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; searching for them took 5 % of the time
+    collect_seldom()
     lines = parts.replica_lines() if config.replicas else []
     progress.ready(where, models[0] if models else "default", clock() - began, key=key, replicas=lines)
     await asyncio.gather(*waiting)
@@ -296,7 +335,7 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int, hooks: Gateway
     """Built within the running loop."""
     dispatcher = dispatcher_for(config, random.Random(seed))
     intake = intake_for(config, dispatcher.lanes, dispatcher.cached_tokens)
-    limits = wire_limits(config.limits, config.timeouts, _most_connections())
+    limits = wire_limits(config.limits, config.timeouts, most_connections())
     acceptor = Acceptor(intake, identities(config), limits, config.limits.open_fields, Abilities(dispatcher.replicas))
     account = Account(config.observe.keep, wall() - clock())
     placing, held = Placing(dispatcher, relay_limits(config), clock), HeldBodies(config.limits.held_bytes)
@@ -326,21 +365,7 @@ def _journal(record: RecordConfig) -> Journal | None:
     return Journal(record.path, record.rotate_bytes, record.files, record.prompts)
 
 
-def _most_connections() -> int:
-    """Connections that there are file descriptors for: with none left no connection is accepted, health checks
-    included."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 30 if most == resource.RLIM_INFINITY else max(1, most - max(KEPT_FILES, most // 4))
-
-
 async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
-    listen, tls = config.listen, None
-    if listen.tls is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            tls.load_cert_chain(listen.tls.cert, listen.tls.key)
-        except (OSError, ssl.SSLError) as error:
-            raise StartupError(f"listen.tls: can't use {listen.tls.cert} and {listen.tls.key}: {error}") from error
-        tls.set_alpn_protocols(["http/1.1"])
-    where = await listen_on(http, listen, tls)
+    tls = tls_of(config.listen)
+    where = await listen_on(http, config.listen, tls)
     return where.replace("http:", "https:", 1) if tls else where

@@ -36,6 +36,7 @@ from headgate.model.event import (
     ReplicaLeft,
     ReplicaParked,
     Reported,
+    Resumed,
     Shared,
 )
 from headgate.model.lane import Lane
@@ -142,6 +143,8 @@ class Dispatcher(DispatcherReads):
             self._pump_all(now, commands)
         elif isinstance(event, HedgeWon):
             self._hedge_won(event, now, commands)
+        elif isinstance(event, Resumed):
+            self._resume(event, now)
         elif isinstance(event, ReplicaLeft):
             self.book.leave(event.replica_id)
             if self._versions.asked:
@@ -209,6 +212,16 @@ class Dispatcher(DispatcherReads):
         if not at_once or not self._sending.place(passage, lane_queue, now, commands):
             self._queue(passage, lane_queue, now, commands)
 
+    def _resume(self, event: Resumed, now: float) -> None:
+        """Counts a request where it is. It was admitted and charged by the dispatcher before this one."""
+        request, seat = event.request, self.index.seat(event.replica_id)
+        if seat is None or request.lane not in self.lanes:
+            return  # it runs to its end uncounted
+        lane_queue = self.queues.of(request)
+        passage = self.passages[request.id] = Passage(request, None, lane_queue)
+        lane_queue.model_queue.arrived(request, self._turns.expected, now)
+        self._sending.resume(passage, lane_queue, seat, event.begun, now)
+
     def _charge(self, request: Request, now: float) -> Grant | OverLimit | None:
         gate = self.gate
         limits = gate.tenants.get(request.tenant)
@@ -266,7 +279,8 @@ class Dispatcher(DispatcherReads):
             if self._races is not None:
                 self._races.end(passage, event.outcome, now)
             try:
-                self._sending.judge_end(passage, load, event, now)
+                if not passage.resumed:
+                    self._sending.judge_end(passage, load, event, now)
             finally:  # whatever the verdict on its replica, the request's slots are free
                 self._let_go(passage, load, event, now)
         if load is None and passage.grant is not None:

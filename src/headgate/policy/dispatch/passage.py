@@ -148,6 +148,7 @@ class Passage:
         "refusals",
         "remembered_at",
         "request",
+        "resumed",
         "sent_at",
         "since",
         "spared",
@@ -167,6 +168,8 @@ class Passage:
     """Maximum wait in the lane that the request was relegated from first; 0: it was not relegated."""
     quote: OpenQuote | None
     """When the first token was told to come. None: nothing was told yet."""
+    resumed: bool
+    """Whether the request was at its replica before this dispatcher began: what its times say is unknown."""
 
     def __init__(self, request: Request, grant: Grant | None, lane_queue: "LaneQueue") -> None:
         self.request = request
@@ -216,7 +219,7 @@ class Passage:
         """The second replica of a hedged request, while neither has answered. None: no second replica has it."""
         self.hedged = False
         """Whether the request was sent to a second replica, which is done once, or has ended."""
-        self.begun = False
+        self.begun = self.resumed = False
         """Whether the client has received output, from this replica or from one before."""
         self.stands_in = ""
         """The model that answers in place of the requested one. Empty: the requested model answers."""

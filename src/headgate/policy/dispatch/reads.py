@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from headgate.model.lane import Lane
-from headgate.model.replica import Replica, ReplicaId
+from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.dispatch.hedge import Hedger
 from headgate.policy.dispatch.port import DispatchPort
 from headgate.policy.dispatch.queues import Queues
@@ -121,9 +121,12 @@ class DispatcherReads(DispatchPort):
         passage = self.passages.get(request_id)
         if passage is None or passage.load is None:
             return 0
-        load = passage.load
-        token_s = load.tpot_s if load.answer_token_s is None else load.answer_token_s
-        return int((now - passage.sent_at) / max(token_s, 1e-6))
+        return int((now - passage.sent_at) / max(_answer_pace(passage.load), 1e-6))
+
+    def answer_pace(self, replica_id: ReplicaId) -> float:
+        """Seconds that the replica takes for each token of an unstreamed answer; 1: it has left."""
+        seat = self.index.seat(replica_id)
+        return 1.0 if seat is None else _answer_pace(seat.load)
 
     # -- replicas -----------------------------------------------------------------------------------------------
 
@@ -246,3 +249,7 @@ class DispatcherReads(DispatchPort):
     def part(self) -> tuple[float, float]:
         """Range of each replica's slots that this gateway may use, 0 to 1."""
         return self.book.part
+
+
+def _answer_pace(load: Load) -> float:
+    return load.tpot_s if load.answer_token_s is None else load.answer_token_s

@@ -15,6 +15,7 @@ from headgate.policy.dispatch.queues import Queues
 from headgate.policy.dispatch.turns import Turns
 from headgate.policy.promises.quotes import told
 from headgate.policy.replicas.book import ReplicaBook
+from headgate.policy.replicas.entry import IndexEntry
 from headgate.policy.replicas.outlier import answer_token_s
 from headgate.policy.replicas.route import RouteChoice, route
 from headgate.policy.replicas.signs import SAW, Saw
@@ -167,6 +168,21 @@ class Sending:
         """Seconds of a held request's wait in which the replica woke up; 0: it was awake."""
         entry = self._book.entries[replica_id]
         return max(0.0, entry.awake_at - max(entry.woken_at, request.arrived))
+
+    def resume(self, passage: Passage, lane_queue: LaneQueue, seat: IndexEntry, begun: bool, now: float) -> None:
+        """Takes slots of the replica that has a request already, also if none are free. `begun`: its first token has
+        come."""
+        request, load = passage.request, seat.load
+        passage.width = width = max(1, min(request.choices, seat.limit))  # none are usable before it was probed
+        passage.before, passage.resumed = load.prefill_tokens, True
+        self._book.sent(load, width, passage.uncached, request.max_output, now)
+        passage.load, passage.sent_at = load, now
+        passage.attempts, passage.begun = 1, begun
+        if begun:
+            passage.first_token_at = now
+            self.decodes(passage, True)
+        self._turns.runs(lane_queue, request.tenant, width)
+        lane_queue.model_queue.sent[request.id] = now
 
     def second_choice(self, passage: Passage, load: Load, now: float) -> RouteChoice | None:
         """Another replica than the one that the request is at. None: there is none with a free slot. Dedicated replicas
