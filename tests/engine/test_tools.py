@@ -10,7 +10,9 @@ import pytest
 from openai import OpenAI
 
 from headgate.engine.openai import ChatBody
-from headgate.engine.tools import CLOSE, MOST_TOOLS, OPEN, CallStream, ToolCall, tools_of
+from headgate.engine.speech.calls import CLOSE, OPEN, Manner, Speech, Style, Thinks
+from headgate.engine.speech.taught import taught
+from headgate.engine.speech.tools import MOST_TOOLS, style_of, tools_of
 from headgate.model.errors import InvalidRequest
 from tests.engine.process import headgate
 
@@ -39,8 +41,6 @@ def body(**more: Any) -> ChatBody:
 @pytest.mark.parametrize(
     ("template", "more", "param"),
     [
-        ("{{ messages }}", {"tools": [WEATHER]}, "tools"),
-        ("{{ messages }}", {"tools": [WEATHER], "tool_choice": "required"}, "tools"),
         ("{{ tools }}", {"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
         ("{{ tools }}<tool_call><function=", {"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
         (QWEN, {"tool_choice": "required"}, "tool_choice"),
@@ -73,61 +73,170 @@ def test_no_tools_or_none_wanted_is_an_ordinary_chat() -> None:
     assert tools_of(body(tools=[WEATHER], tool_choice="none"), "{{ messages }}") is None
 
 
-def test_calls_are_looked_for_only_where_their_form_is_known() -> None:
-    known, unknown = tools_of(body(tools=[WEATHER]), QWEN), tools_of(body(tools=[WEATHER]), "{{ tools }}")
-    assert known is not None
-    assert unknown is not None
-    assert (known.read, known.grammar) == (True, None)
-    assert (unknown.read, unknown.given) == (False, [WEATHER])
+LLAMA = """{%- if tools %}Environment: ipython
+Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "style", "is_taught"),
+    [
+        (QWEN, "marked", False),
+        (LLAMA, "bare", False),
+        ("{{ tools }}", None, False),
+        ("{{ tools }}<tool_call><function=", None, False),
+        ("{{ messages }}", "marked", True),
+    ],
+)
+def test_how_calls_are_written_follows_from_the_template(template: str, style: Style | None, is_taught: bool) -> None:
+    found = tools_of(body(tools=[WEATHER]), template)
+    assert found is not None
+    assert (found.style, found.taught, found.grammar) == (style, is_taught, None)
+    assert found.given == [WEATHER]
+    assert found.names == {"get_weather"}
+    if style is not None:
+        demanded = tools_of(body(tools=[WEATHER], tool_choice="required"), template)
+        assert demanded is not None
+        assert demanded.grammar is not None
+        assert ("parameters" in demanded.grammar) == (style == "bare")
+    assert is_taught or style_of(template) == style
 
 
 # -- what is said -------------------------------------------------------------------------------------------
 
 
-def said(*pieces: str) -> tuple[str, list[ToolCall]]:
-    stream, text, calls = CallStream(), "", list[ToolCall]()
-    for piece in pieces:
-        more, found = stream.push(piece)
-        text, calls = text + more, calls + found
-    more, found = stream.finish()
-    assert stream.calls == len(calls + found)
-    return text + more, calls + found
+def said(style: Style | None, *pieces: str, thinks: Thinks = "no") -> tuple[str, str, list[tuple[str, str]], str]:
+    """Reasoning, text, calls, and what broke off."""
+    speech, reasoning, text = Speech(Manner(style, frozenset({"f", "go"}), thinks)), "", ""
+    calls: list[tuple[str, str]] = []
+    for part in [*(speech.push(piece) for piece in pieces), speech.finish()]:
+        reasoning, text = reasoning + part.reasoning, text + part.text
+        for at, name, arguments in part.calls:
+            if name:
+                assert at == len(calls)
+                calls.append((name, arguments))
+            else:
+                calls[at] = (calls[at][0], calls[at][1] + arguments)
+    assert speech.calls == len(calls)
+    return reasoning, text, calls, speech.broken
 
 
-ONE = f'{OPEN}\n{{"name": "f", "arguments": {{"x": [1, "}}"]}}}}\n{CLOSE}'
-F = ToolCall("f", '{"x": [1, "}"]}')
+def whatever_the_pieces(style: Style | None, text: str, found: tuple[Any, ...], thinks: Thinks = "no") -> None:
+    assert said(style, text, thinks=thinks) == found
+    for size in (1, 2, 3, 7):
+        assert said(style, *(text[at : at + size] for at in range(0, len(text), size)), thinks=thinks) == found
+
+
+ONE = f'{OPEN}\n{{"name": "f", "arguments": {{"x": [1, "}}\\""]}}}}\n{CLOSE}'
+F = ("f", '{"x": [1, "}\\""]}')
+MARKED: list[tuple[str, str, list[tuple[str, str]], str]] = [
+    ("plain < words <tool", "plain < words <tool", [], ""),
+    (ONE, "", [F], ""),
+    (f"Let me see. {ONE}", "Let me see. ", [F], ""),
+    (f"{ONE}\n{ONE}\n", "", [F, F], ""),
+    (f"{ONE} and so", " and so", [F], ""),
+    (ONE.replace('"f"', '"another"'), "", [("another", F[1])], ""),
+    (
+        f'{OPEN}[{{"name": "f", "arguments": {{"x": 1}}}}, {{"name": "go"}}]{CLOSE}',
+        "",
+        [("f", '{"x": 1}'), ("go", "{}")],
+        "",
+    ),
+    (f'{OPEN}{{"arguments": {{}}, "name": "f"}}{CLOSE}', "", [("f", "{}")], ""),
+    (ONE.removesuffix(CLOSE), "", [F], ""),
+    (f"{OPEN}no json{CLOSE}!", f"{OPEN}no json{CLOSE}!", [], ""),
+    (f'{OPEN}{{"name": "f", "arg', f'{OPEN}{{"name": "f", "arg', [], ""),
+    (f'{OPEN}{{"name": "f", "arguments": {{"x', "", [("f", '{"x')], '{"name": "f", "arguments": {"x'),
+    (f'{OPEN}{{"name": 3}}{CLOSE}', f'{OPEN}{{"name": 3}}{CLOSE}', [], ""),
+]
+CALL_F = '{"name": "f", "parameters": {"x": "a{"}}'
+BARE: list[tuple[str, str, list[tuple[str, str]], str]] = [
+    ("Hello {you}", "Hello {you}", [], ""),
+    (CALL_F, "", [("f", '{"x": "a{"}')], ""),
+    (f"<|python_tag|>{CALL_F}", "", [("f", '{"x": "a{"}')], ""),
+    (f"\n{CALL_F}; {CALL_F}\n", "", [("f", '{"x": "a{"}')] * 2, ""),
+    ('{"type": "function", "name": "go", "parameters": {}}', "", [("go", "{}")], ""),
+    ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', [], ""),
+    ('{"name": "fool"}', '{"name": "fool"}', [], ""),
+    ('{"city": "Paris"}', '{"city": "Paris"}', [], ""),
+    (f"I say {CALL_F}", f"I say {CALL_F}", [], ""),
+    ('{"name": "go"}', "", [("go", "{}")], ""),
+    ('{"name": "f", "parameters": {"x": ', "", [("f", '{"x": ')], '{"name": "f", "parameters": {"x": '),
+    ('{"name": "f', '{"name": "f', [], ""),
+    (f"{CALL_F} done", " done", [("f", '{"x": "a{"}')], ""),
+]
+
+
+@pytest.mark.parametrize(("text", "left", "calls", "broken"), MARKED)
+def test_text_and_calls_are_told_apart_wherever_the_pieces_end(
+    text: str, left: str, calls: list[tuple[str, str]], broken: str
+) -> None:
+    whatever_the_pieces("marked", text, ("", left, calls, broken))
+
+
+@pytest.mark.parametrize(("text", "left", "calls", "broken"), BARE)
+def test_a_call_without_marks_is_one_if_it_is_all_of_the_answer(
+    text: str, left: str, calls: list[tuple[str, str]], broken: str
+) -> None:
+    whatever_the_pieces("bare", text, ("", left, calls, broken))
 
 
 @pytest.mark.parametrize(
-    ("text", "left", "calls"),
+    ("thinks", "text", "reasoning", "left"),
     [
-        ("plain < words <tool", "plain < words <tool", []),
-        (ONE, "", [F]),
-        (f"Let me see. {ONE}", "Let me see. ", [F]),
-        (f"{ONE}\n{ONE}\n", "", [F, F]),
-        (f"{ONE} and so", " and so", [F]),
-        (
-            f'{OPEN}[{{"name": "f", "arguments": {{"x": [1, "}}"]}}}}, {{"name": "g"}}]{CLOSE}',
-            "",
-            [F, ToolCall("g", "{}")],
-        ),
-        (ONE.removesuffix(CLOSE), "", [F]),
-        (f"{OPEN}no json{CLOSE}!", f"{OPEN}no json{CLOSE}!", []),
-        (f'{OPEN}{{"name": "f", "arg', f'{OPEN}{{"name": "f", "arg', []),
-        (f'{OPEN}{{"name": 3}}{CLOSE}', f'{OPEN}{{"name": 3}}{CLOSE}', []),
+        ("may", "<think>\nLet me.\n\nSo.\n</think>\n\nFour.", "Let me.\n\nSo.", "Four."),
+        ("may", "\n<think></think>Four.", "", "Four."),
+        ("may", "Four, I <think>", "", "Four, I <think>"),
+        ("may", "<thi", "", "<thi"),
+        ("begun", "Let me.</think>Four.\n", "Let me.", "Four.\n"),
+        ("begun", "Let me think on", "Let me think on", ""),
+        ("begun", "a </thing> b</think>c", "a </thing> b", "c"),
+        ("no", "<think>x</think>", "", "<think>x</think>"),
     ],
 )
-def test_text_and_calls_are_told_apart_wherever_the_pieces_end(text: str, left: str, calls: list[ToolCall]) -> None:
-    assert said(text) == (left, calls)
-    assert said(*text) == (left, calls)
-    for size in (2, 3, 7):
-        assert said(*(text[at : at + size] for at in range(0, len(text), size))) == (left, calls)
+def test_reasoning_is_told_apart_from_the_answer(thinks: Thinks, text: str, reasoning: str, left: str) -> None:
+    whatever_the_pieces(None, text, (reasoning, left, [], ""), thinks)
 
 
-def test_text_is_held_back_only_as_long_as_it_may_become_a_call() -> None:
-    stream = CallStream()
-    assert stream.push("a <tool") == ("a ", [])
-    assert stream.push("box") == ("<toolbox", [])
+def test_calls_behind_reasoning_are_calls() -> None:
+    whatever_the_pieces("marked", f"<think>\nf?\n</think>\n\n{ONE}", ("f?", "", [F], ""), "may")
+    whatever_the_pieces("bare", f"hm</think>\n{CALL_F}", ("hm", "", [("f", '{"x": "a{"}')], ""), "begun")
+
+
+def test_text_is_held_back_only_as_long_as_it_may_become_a_call_and_arguments_not_at_all() -> None:
+    speech = Speech(Manner("marked", frozenset({"f"})))
+    assert speech.push("a <tool").text == "a "
+    assert speech.push("box").text == "<toolbox"
+    speech.push(f'{OPEN}{{"name": "f", "arguments": ')
+    assert [piece[1:] for piece in speech.push('{"ci').calls] == [("f", ""), ("", '{"ci')]
+    assert [piece[1:] for piece in speech.push('ty": 1').calls] == [("", 'ty": 1')]
+
+
+def test_a_template_without_functions_gets_them_as_text() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    made = taught(
+        [
+            {"role": "system", "content": "Be brief."},
+            *HELLO,
+            {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "2"}]},
+            {"role": "tool", "tool_call_id": "1", "content": "sun"},
+            {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "rain"}]},
+        ],
+        [WEATHER],
+    )
+    assert [message["role"] for message in made] == ["system", "user", "assistant", "user"]
+    assert made[0]["content"].startswith("Be brief.\nYou may call")
+    assert '"name": "get_weather"' in made[0]["content"]
+    assert made[2]["content"].count(f'{OPEN}\n{{"name": "f", "arguments": {{"x": 1}}}}\n{CLOSE}') == 2
+    assert "tool_calls" not in made[2]
+    assert "sun" in str(made[3]["content"])
+    assert "rain" in str(made[3]["content"])
+    assert taught(HELLO, None) == HELLO
+    assert taught(HELLO, [WEATHER])[0]["role"] == "system"
+
+
+@pytest.mark.parametrize("calls", [[5], [{"function": 5}], [{"function": {"name": 5, "arguments": None}}]])
+def test_nonsense_in_earlier_turns_fails_nothing_more(calls: object) -> None:
+    taught([{"role": "assistant", "content": 5, "tool_calls": calls}, {"role": "tool", "content": None}], [WEATHER])
 
 
 # -- on the bundled weights -----------------------------------------------------------------------------------
@@ -172,9 +281,11 @@ def test_a_streamed_call_is_the_same_call(client: OpenAI) -> None:
     whole = asked(client, tool_choice=named).choices[0].message.tool_calls[0].function
     chunks = [chunk.choices[0] for chunk in asked(client, tool_choice=named, stream=True)]
     calls = [call for choice in chunks for call in choice.delta.tool_calls or []]
-    assert [(call.index, call.function.name, call.function.arguments) for call in calls] == [
-        (0, whole.name, whole.arguments)
-    ]
+    assert {call.index for call in calls} == {0}
+    assert [call.function.name for call in calls if call.function.name] == [whole.name]
+    assert [call.id for call in calls if call.id] == [calls[0].id]
+    assert "".join(call.function.arguments for call in calls) == whole.arguments
+    assert len(calls) > 3
     assert "".join(choice.delta.content or "" for choice in chunks) == ""
     assert [choice.finish_reason for choice in chunks if choice.finish_reason] == ["tool_calls"]
     assert chunks[0].delta.role == "assistant"
@@ -208,6 +319,18 @@ def test_a_call_cut_off_by_its_limit_is_text_and_says_length(client: OpenAI) -> 
 
 @pytest.mark.model
 @pytest.mark.timeout(120)
+def test_a_call_cut_off_within_its_arguments_is_never_half_a_call(client: OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    whole = asked(client, tool_choice=named).usage.completion_tokens
+    answer = asked(client, tool_choice=named, max_tokens=whole - 12).choices[0]
+    assert (answer.finish_reason, answer.message.tool_calls) == ("length", None)
+    assert '"get_weather"' in answer.message.content
+    last = list(asked(client, tool_choice=named, max_tokens=whole - 12, stream=True))[-1].choices[0]
+    assert last.finish_reason == "length"
+
+
+@pytest.mark.model
+@pytest.mark.timeout(120)
 def test_a_schema_that_no_grammar_can_be_made_of_is_refused(client: OpenAI) -> None:
     broken = tool("f", x={"type": "string", "pattern": "("})
     with pytest.raises(openai.BadRequestError, match="tools"):
@@ -228,3 +351,58 @@ def test_references_into_a_schema_hold(client: OpenAI) -> None:
         asked(client, tools=[given], tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
     )
     assert json.loads(call.function.arguments)["level"] in ("low", "high")
+
+
+# -- with a template that has no place for functions, and ends with a mark of reasoning -----------------------
+
+THINKING = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if reasoning_effort != "low" %}<think>
+{% endif %}{% endif %}{# </think> #}"""
+
+
+@pytest.fixture(scope="module")
+def plain(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    template = tmp_path_factory.mktemp("template") / "thinking.jinja"
+    template.write_text(THINKING)
+    with (
+        headgate("engine", "--port", "0", "--slots", "2", "--context", "768", "--chat-template", str(template)) as (
+            _,
+            where,
+        ),
+        OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+@pytest.mark.model
+@pytest.mark.timeout(120)
+def test_a_demanded_call_is_one_whatever_the_template(plain: OpenAI) -> None:
+    turns: list[Any] = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    answer = asked(plain, messages=turns, tool_choice="required", parallel_tool_calls=False).choices[0]
+    (call,) = answer.message.tool_calls
+    assert call.function.name in ("get_weather", "get_time")
+    assert json.loads(call.function.arguments)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(120)
+def test_a_model_whose_template_lets_it_think_tells_that_apart(plain: OpenAI) -> None:
+    given: dict[str, Any] = {"tools": openai.NOT_GIVEN, "max_tokens": 12}
+    message = asked(plain, **given).choices[0].message
+    assert message.reasoning_content
+    assert message.content == ""
+    deltas = [chunk.choices[0].delta for chunk in asked(plain, **given, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.reasoning_content
+    assert not any(delta.content for delta in deltas)
+    shallow = asked(plain, **given, reasoning_effort="low").choices[0].message
+    assert shallow.content
+    assert not hasattr(shallow, "reasoning_content")

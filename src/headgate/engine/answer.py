@@ -6,7 +6,7 @@ from typing import Any
 
 from headgate.engine.engine import SequenceOutput
 from headgate.engine.openai import AnswerFormat, Choice, TokenUsage
-from headgate.engine.tools import CallStream
+from headgate.engine.speech.calls import CallPiece, Manner, Said, Speech
 from headgate.model.errors import SlowClient
 from headgate.model.sequence import Sequence
 from headgate.wire.exchange import Exchange
@@ -28,8 +28,8 @@ class Wishes:
     usage_always: bool = False
     """Send usage in every chunk of a stream."""
     timings: bool = False
-    calls: bool = False
-    """The output may contain function calls."""
+    manner: Manner | None = None
+    """How the output is read for reasoning and function calls; None: all of it is text."""
     one_call: bool = False
     """Only the first function call counts."""
 
@@ -49,7 +49,8 @@ class Answer:
         self._sequences = sequences
         self._index = {sequence.id: index for index, sequence in enumerate(sequences)}
         self._choices = [Choice([], [], []) for _ in sequences]
-        self._calling = [CallStream() for _ in sequences] if wishes.calls else None
+        manner = wishes.manner
+        self._speech = None if manner is None else [Speech(manner) for _ in sequences]
         self._wishes = wishes
         self._tokenize_ms = tokenize_ms
         self._abandon = abandon
@@ -71,42 +72,69 @@ class Answer:
             self._open -= 1
             choice.finish, choice.timings, choice.stop = said.finish.value, said.timings, said.stop
         calls: list[dict[str, Any]] = []
-        if self._calling is not None:
-            said, calls = self._told_apart(choice, self._calling[index], said)
+        reasoning = ""
+        if self._speech is not None:
+            found = self._read(choice, self._speech[index], said)
+            said, reasoning = replace(said, text=found.text), found.reasoning
+            calls = self._called(choice, said.sequence_id, found.calls)
         if self._wishes.stream:
-            self._stream(index, said, calls)
+            self._stream(index, said, reasoning, calls)
         else:
             choice.text.append(said.text)
+            choice.reasoning.append(reasoning)
             choice.logprobs.extend(said.logprobs)
             if not self._open:
                 self._exchange.respond(200, self._dialect.whole(self._choices, self._usage(), self._extra(choice)))
 
-    def _told_apart(
-        self, choice: Choice, stream: CallStream, said: SequenceOutput
-    ) -> tuple[SequenceOutput, list[dict[str, Any]]]:
-        """Returns the output that remains text, and the function calls found in it as OpenAI writes them."""
-        text, found = stream.push(said.text)
-        if said.finish is not None:
-            rest, more = stream.finish()
-            text, found = text + rest, found + more
-            if stream.calls and choice.finish == "stop":
-                choice.finish = "tool_calls"
-        first = len(choice.calls)
-        if self._wishes.one_call:
-            found = found[: 1 - min(1, first)]
-        for number, call in enumerate(found, first):
-            function = {"name": call.name, "arguments": call.arguments}
-            call_id = f"call_{self._exchange.request_id}_{said.sequence_id}_{number}"
-            choice.calls.append({"id": call_id, "type": "function", "function": function})
-        return replace(said, text=text), [{"index": at, **choice.calls[at]} for at in range(first, len(choice.calls))]
+    def _read(self, choice: Choice, speech: Speech, output: SequenceOutput) -> Said:
+        """Text, reasoning and calls of the output."""
+        said = speech.push(output.text)
+        if output.finish is None:
+            return said
+        rest = speech.finish()
+        said = Said(said.text + rest.text, said.reasoning + rest.reasoning, said.calls + rest.calls)
+        if speech.broken and not self._wishes.stream:
+            # Cut off within its arguments. What has been streamed stays; a whole answer has it as text.
+            choice.calls = choice.calls[: speech.calls - 1]
+            said.text += speech.broken
+            said.calls = tuple(piece for piece in said.calls if piece.at < speech.calls - 1)
+        elif speech.calls and choice.finish == "stop":
+            choice.finish = "tool_calls"
+        return said
 
-    def _stream(self, index: int, said: SequenceOutput, calls: list[dict[str, Any]]) -> None:
+    def _called(self, choice: Choice, sequence_id: int, pieces: tuple[CallPiece, ...]) -> list[dict[str, Any]]:
+        """Adds the pieces to the choice's calls. Returns them as OpenAI writes them in a stream."""
+        told: list[dict[str, Any]] = []
+        for piece in pieces:
+            if self._wishes.one_call and piece.at:
+                continue
+            if piece.name:
+                call_id = f"call_{self._exchange.request_id}_{sequence_id}_{piece.at}"
+                function = {"name": piece.name, "arguments": piece.arguments}
+                choice.calls.append({"id": call_id, "type": "function", "function": {**function}})
+                told.append({"index": piece.at, "id": call_id, "type": "function", "function": function})
+            else:
+                choice.calls[piece.at]["function"]["arguments"] += piece.arguments
+                if told and told[-1]["index"] == piece.at:
+                    told[-1]["function"]["arguments"] += piece.arguments
+                else:
+                    told.append({"index": piece.at, "function": {"arguments": piece.arguments}})
+        return told
+
+    def _stream(self, index: int, said: SequenceOutput, reasoning: str, calls: list[dict[str, Any]]) -> None:
         choice, wishes, exchange = self._choices[index], self._wishes, self._exchange
         last = not self._open
-        if said.text or calls or said.logprobs or choice.finish or (self._dialect.token_ids and said.tokens):
+        if (
+            said.text
+            or reasoning
+            or calls
+            or said.logprobs
+            or choice.finish
+            or (self._dialect.token_ids and said.tokens)
+        ):
             usage = self._usage() if wishes.usage_always else None
             extra = self._extra(choice) if last and not wishes.usage else {}
-            exchange.event(self._dialect.chunk(index, said, choice.finish, usage, extra, calls))
+            exchange.event(self._dialect.chunk(index, said, choice.finish, usage, extra, calls, reasoning))
         if last:
             if wishes.usage:
                 exchange.event(self._dialect.usage_chunk(self._usage(), self._extra(choice)))

@@ -23,8 +23,10 @@ from headgate.engine.openai import (
 from headgate.engine.recommended import OPENAI, Recommended
 from headgate.engine.runner.continued import said_before
 from headgate.engine.runner.tokenizer import Message
+from headgate.engine.speech.calls import THINK, THOUGHT, Manner, Thinks
+from headgate.engine.speech.taught import taught
+from headgate.engine.speech.tools import Tools, speaks_of_tools, tools_of
 from headgate.engine.structured import Rules, rules_of
-from headgate.engine.tools import Tools, tools_of
 from headgate.model.errors import ContextOverflow, InvalidRequest, UnknownModel
 from headgate.model.lane import LANES, Lane
 from headgate.model.sequence import LOWEST_PRIORITY, Sequence
@@ -33,6 +35,8 @@ from headgate.policy.dispatch.intake import classify
 MOST_IDS = 1_000_000
 """Maximum token ids accepted in one prompt."""
 MOST_KWARGS_BYTES = 16_384
+END_TOKENS = 8
+"""Tokens at the end of a prompt in which the mark of reasoning is looked for."""
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"))
 """Names in a chat template that a client's chat_template_kwargs may not redefine."""
 DEFAULT_MAX_TOKENS = 512
@@ -124,6 +128,25 @@ class Intake:
     def tools(self, body: ChatBody | TextBody) -> Tools | None:
         return tools_of(body, self.tokenizer.template) if isinstance(body, ChatBody) else None
 
+    def manner(self, body: ChatBody | TextBody, sequences: Items[Sequence]) -> Manner | None:
+        """How the output is read: whether it may have calls or reasoning. None: it is text."""
+        if not isinstance(body, ChatBody):
+            return None
+        tools, thinks = self.tools(body), self._thinks(body, sequences[0])
+        style = None if tools is None else tools.style
+        if style is None and thinks == "no":
+            return None
+        return Manner(style, frozenset() if tools is None else tools.names, thinks)
+
+    def _thinks(self, body: ChatBody, sequence: Sequence) -> Thinks:
+        """Whether the output may begin with reasoning: not where a form is demanded or a message continued."""
+        if THOUGHT not in self.tokenizer.template or body.continue_final_message or self.rules(body) is not None:
+            return "no"
+        end = b"".join(self.tokenizer.spelling(token) for token in sequence.tokens[-END_TOKENS:])
+        if end.rstrip().endswith(THINK.encode()):
+            return "begun"
+        return "no" if sequence.continued else "may"
+
     def tokenized(self, body: TokenizeBody) -> list[int]:
         if body.messages is not None:
             chat = ChatBody(
@@ -163,9 +186,12 @@ class Intake:
                 raise InvalidRequest(
                     "it wants a last message of the assistant's, with content", param="continue_final_message"
                 )
+            messages: Items[Message] = body.messages
+            if not speaks_of_tools(self.tokenizer.template):
+                messages, given_tools = taught(messages, given_tools), None
             return [
                 self.tokenizer.encode_chat(
-                    body.messages, given_tools, continue_final_message=goes_on, **self._variables(body)
+                    messages, given_tools, continue_final_message=goes_on, **self._variables(body)
                 )
             ]
         given = body.prompt

@@ -255,6 +255,7 @@ class AnswerFormat:
         usage: TokenUsage | None,
         extra: dict[str, Any],
         calls: Sequence[dict[str, Any]] = (),
+        reasoning: str = "",
     ) -> bytes:
         """Returns one streamed event. The role is sent with the first text: a chunk of its own would mislead clients
         that take the first chunk for the first token."""
@@ -269,6 +270,9 @@ class AnswerFormat:
             if calls:
                 delta["content"] = said.text or None
                 delta["tool_calls"] = calls
+            if reasoning:
+                delta["content"] = said.text or None
+                delta["reasoning_content"] = reasoning
             choice["delta"] = delta
         else:
             choice["text"] = said.text
@@ -294,6 +298,8 @@ class AnswerFormat:
                 body["message"] = {"role": "assistant", "content": text}
                 if choice.calls:
                     body["message"] |= {"content": text or None, "tool_calls": choice.calls}
+                if any(choice.reasoning):
+                    body["message"]["reasoning_content"] = "".join(choice.reasoning)
             else:
                 body["text"] = "".join(choice.text)
             if self.token_ids:
@@ -335,5 +341,6 @@ class Choice:
     stop: str = ""
     """Why the sequence was ended early; empty: it was not."""
     timings: Timings | None = None
+    reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Function calls, as OpenAI writes them."""

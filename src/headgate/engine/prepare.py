@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headgate.engine.fields import told
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, TextBody
+from headgate.engine.speech.calls import Manner
 from headgate.engine.structured import Rules
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, ServeError
@@ -24,8 +25,8 @@ class Prepared:
     body: ChatBody | TextBody
     sequences: list[Sequence]
     stops: tuple[str, ...]
-    calls: bool
-    """Look for function calls in the output."""
+    manner: Manner | None
+    """How the model's output is read; None: all of it is text."""
     tokenize_ms: float
     rules: Rules | None
     """The form of the output, not compiled yet; None: any text."""
@@ -38,13 +39,13 @@ def prepare(
         body: ChatBody | TextBody = json.convert(told(json.parse(exchange.body, LIMITS), kind is ChatBody), kind)
         began = clock()
         sequences, stops = intake.sequences(body, exchange.received_at)
-        tools, rules = intake.tools(body), intake.rules(body)
+        rules, manner = intake.rules(body), intake.manner(body, sequences)
     except ServeError as error:
         return error
     except Exception:  # any failure must reach the client, and in a thread no other code would answer it
         log.exception("a request could not be prepared")
         return EngineFailed("internal error")
-    return Prepared(body, sequences, stops, tools is not None and tools.read, (clock() - began) * 1e3, rules)
+    return Prepared(body, sequences, stops, manner, (clock() - began) * 1e3, rules)
 
 
 def client_of(headers: Mapping[str, str], body: ChatBody | TextBody) -> str:

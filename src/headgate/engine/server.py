@@ -235,7 +235,7 @@ class EngineServer:
             usage=bool(options.include_usage),
             usage_always=bool(options.continuous_usage_stats),
             timings="x-headgate-timings" in exchange.headers,
-            calls=prepared.calls,
+            manner=prepared.manner,
             one_call=isinstance(body, ChatBody) and body.parallel_tool_calls is False,
         )
         answer = Answer(exchange, dialect, prepared.sequences, wishes, prepared.tokenize_ms, self._abandon)

@@ -74,7 +74,7 @@ def tokens_are_counted() -> None:
     assert 0 < few < more
 
 
-@clever
+@check
 def a_demanded_call_whole_and_streamed() -> None:
     choice: Any = {"type": "tool", "name": "get_weather"}
     given: dict[str, Any] = {"model": MODEL, "max_tokens": 80, "messages": CALL, "tools": [WEATHER]}

@@ -49,7 +49,7 @@ async def asynchronously() -> None:
     assert [chunk async for chunk in stream]
 
 
-@clever
+@check
 def a_demanded_call_whole_and_streamed() -> None:
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     given: dict[str, Any] = {"model": MODEL, "messages": CALL, "tools": [WEATHER], "tool_choice": choice}
