@@ -10,7 +10,8 @@ import pytest
 from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.config.models import ModelConfig, VersionConfig
 from headgate.config.output import AliasConfig, OutputConfig
-from headgate.gateway.answer.response_voice import Native, Translated
+from headgate.gateway.answer.response_bridge import Translated
+from headgate.gateway.answer.response_voice import Native
 from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import LONGEST_NAME, LONGEST_SESSION, Accepted, Acceptor
 from headgate.gateway.intake.asks import Identities

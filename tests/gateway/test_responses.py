@@ -16,8 +16,9 @@ from openai import OpenAI
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from headgate.gateway.answer.response_bridge import Translated
 from headgate.gateway.answer.response_reader import MOST_HELD, ResponseReader
-from headgate.gateway.answer.response_voice import Native, Translated
+from headgate.gateway.answer.response_voice import Native
 from headgate.gateway.intake.responses import Untold, as_chat, read
 from headgate.model.errors import InvalidRequest
 from headgate.model.outcome import Outcome
@@ -32,6 +33,8 @@ from tests.wire.serving import live
 
 pytestmark = pytest.mark.timeout(60)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+OUTPUT = {"type": "function_call_output", "call_id": "c"}
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": None}
 
 
 # -- what is understood --------------------------------------------------------------------------------------
@@ -44,7 +47,6 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
         ({"input": "x", "conversation": "conv_1"}, "conversation"),
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "x", "store": True}, "store"),
         ({"input": []}, "input"),
         ({}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
@@ -110,12 +112,16 @@ def test_a_text_request_becomes_the_chat_that_asks_the_same() -> None:
     ("more", "field"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"text": {"verbosity": "low"}}, "text"),
+        ({"tools": ["x"]}, "tools"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"text": "low"}, "text"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}]},
+            "input[0].output[0]",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"something_new": 1}, "something_new"),
     ],
@@ -124,6 +130,72 @@ def test_what_a_chat_cant_say_is_named(more: dict[str, Any], field: str) -> None
     with pytest.raises(Untold) as untold:
         as_chat(read({"model": "m", "input": "x", **more}))
     assert untold.value.args[0] == field
+
+
+def test_functions_calls_and_results_become_those_of_a_chat() -> None:
+    call = {
+        "type": "function_call",
+        "call_id": "c1",
+        "name": "f",
+        "arguments": "{}",
+        "id": "fc_1",
+        "status": "completed",
+    }
+    given = {
+        "input": [
+            {"role": "user", "content": "x"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            call,
+            {**call, "call_id": "c2"},
+            {"type": "function_call_output", "call_id": "c1", "output": "one"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "now"}]},
+            {**call, "call_id": "c3"},
+            {"type": "function_call_output", "call_id": "c3", "output": "three"},
+        ],
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "f"},
+        "parallel_tool_calls": False,
+        "truncation": "auto",
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "text": {"verbosity": "low", "format": {"type": "text"}},
+    }
+    function = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert as_chat(read(given)) == {
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "I look.", "tool_calls": [function, {**function, "id": "c2"}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "one"},
+            {"role": "tool", "tool_call_id": "c2", "content": "two"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{**function, "id": "c3"}],
+                "reasoning_content": "now",
+                "reasoning": "now",
+            },
+            {"role": "tool", "tool_call_id": "c3", "content": "three"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+    }
+
+
+def test_pictures_become_those_of_a_chat() -> None:
+    parts = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": "http://x", "detail": "low"}]
+    assert as_chat(read({"input": [{"role": "user", "content": parts}]}))["messages"][0]["content"] == [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}},
+    ]
+
+
+@pytest.mark.parametrize("item", [{"type": "function_call", "name": 5}, {"type": "function_call_output"}])
+def test_a_call_that_is_none_is_refused(item: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"input\[0\]"):
+        as_chat(read({"input": [item]}))
 
 
 @pytest.mark.parametrize("item", [{"role": "robot", "content": "x"}, {"role": "user", "content": 5}, {"content": "x"}])
@@ -184,6 +256,73 @@ def test_a_chat_is_told_as_a_response_event_by_event() -> None:
     assert (whole.usage.input_tokens, whole.usage.output_tokens, whole.usage.total_tokens) == (7, 2, 9)
     assert whole.usage.input_tokens_details.cached_tokens == 4
     assert whole.metadata == {"a": "b"}
+
+
+def called(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
+    function = {"arguments": arguments} | ({} if name is None else {"name": name})
+    return chunk_of(
+        {"tool_calls": [{"index": index, "function": function} | ({} if name is None else {"id": f"c{index}"})]}
+    )
+
+
+def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
+    events = told(
+        Translated({"input": "x", "tools": [FUNCTION]}, "r"),
+        chunk_of({"reasoning_content": "Let "}),
+        chunk_of({"reasoning": "me", "content": None}),
+        chunk_of({"content": "Now."}),
+        called(0, "", "f"),
+        called(0, '{"a":'),
+        called(1, '{"b":2}', "f"),
+        called(0, "1}"),
+        chunk_of({"content": "\n"}),
+        chunk_of({}, "tool_calls"),
+        {"choices": [], "usage": USAGE},
+        b"[DONE]",
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds == [
+        *("created", "in_progress"),
+        *(
+            "output_item.added",
+            "reasoning_text.delta",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "output_item.done",
+        ),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    whole = events[-1].response
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert whole.output[0].content[0].text == "Let me"
+    assert [(item.call_id, item.name, item.arguments) for item in whole.output[2:]] == [
+        ("c0", "f", '{"a":1}'),
+        ("c1", "f", '{"b":2}'),
+    ]
+    assert len({item.id for item in whole.output}) == 4
+    assert whole.tools[0].name == "f"
+
+
+def test_nonsense_among_calls_breaks_nothing() -> None:
+    voice = Translated({"input": "x"}, "r")
+    for calls in (5, [5], [{"function": 5}], [{"index": "x", "function": {"name": 5, "arguments": 5}}]):
+        voice.event(json.dumps(chunk_of({"tool_calls": calls})).encode())
+    assert told(voice, chunk_of({"content": "a"}), b"[DONE]")[-1].type == "response.completed"
+
+
+def test_calls_in_one_piece() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"}
+    body = {"choices": [{"message": said, "finish_reason": "tool_calls"}]}
+    response = json.loads(Translated({"input": "x"}, "r").body(json.dumps(body).encode()))
+    assert [item["type"] for item in response["output"]] == ["reasoning", "function_call"]
+    assert (response["status"], response["output"][1]["arguments"]) == ("completed", "{}")
 
 
 def test_a_chat_in_one_piece_is_told_as_a_response_in_one_piece() -> None:
@@ -383,13 +522,13 @@ def test_an_engine_that_has_responses_gets_them_as_they_came(native: tuple[str, 
     with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         whole = client.responses.create(model="m", input="n=2", tools=[{"type": "web_search"}], max_output_tokens=5000)
         assert (whole.id, whole.output_text) == ("resp_own", "w0 w1 ")
-        events = list(client.responses.create(model="m", input="n=2", stream=True))
+        events = list(client.responses.create(model="m", input="n=2", stream=True, store=True))
         assert events[0].type == "response.created"
         assert events[-1].type == "response.completed"
         assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "w0 w1 "
     first, second = asked(engine)[-2:]
     assert first["path"] == second["path"] == "/v1/responses"
-    assert (first["store"], first["max_output_tokens"]) == (False, 100)
+    assert (first["store"], first["max_output_tokens"], second["store"]) == (False, 100, True)
     assert first["tools"] == [{"type": "web_search"}]
     assert not {"stream_options", "max_tokens"} & second.keys()
     for record in records(url)[-2:]:
@@ -501,6 +640,7 @@ def test_a_long_response_is_understood_aside(chats: str) -> None:
     [
         ("/v1/embeddings", {"input": "x"}, 404, "model", "not_offered"),
         ("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, 400, "tools", None),
+        ("/v1/responses", {"input": "x", "store": True}, 400, "store", None),
         ("/v1/responses", {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id", None),
     ],
 )

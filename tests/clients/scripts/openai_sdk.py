@@ -104,6 +104,29 @@ def a_response_whole_and_streamed() -> None:
 
 
 @check
+def a_response_with_a_demanded_call() -> None:
+    given: dict[str, Any] = {"model": MODEL, "input": "Call get_weather.", "tools": [FLAT], "max_output_tokens": 80}
+    choice = {"type": "function", "name": "get_weather"}
+    answer = CLIENT.responses.create(**given, tool_choice=choice)
+    assert [item.name for item in answer.output if item.type == "function_call"] == ["get_weather"]
+    with CLIENT.responses.stream(**given, tool_choice=choice) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response()
+    assert len(pieces) > 1
+    assert "".join(pieces) == next(item.arguments for item in final.output if item.type == "function_call")
+
+
+@clever
+def a_turn_of_responses_with_a_function() -> None:
+    turns: list[Any] = [{"role": "user", "content": "Call get_weather."}]
+    answer = CLIENT.responses.create(model=MODEL, input=turns, tools=[FLAT])
+    call = next(item for item in answer.output if item.type == "function_call")
+    turns += [*answer.output, {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}]
+    answer = CLIENT.responses.create(model=MODEL, input=turns, tools=[FLAT], reasoning={"effort": "low"})
+    assert answer.output_text == "The answer is 21 degrees"
+
+
+@check
 def models() -> None:
     found = {model.id: model for model in CLIENT.models.list()}
     assert found

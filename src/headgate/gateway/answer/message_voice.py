@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate.gateway.answer.response_bridge import reasoning_of, whole_characters
 from headgate.gateway.answer.response_voice import DONE, MOST_KEPT, NO_CHAT, Ending, plain_text, sse
 from headgate.replica.openai import decode_event, encode_told, is_error
 from headgate.wire.errors import as_message_error
@@ -184,7 +185,7 @@ class MessageVoice:
             told += self._finish_calls() + self._close()
             fields = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
             told += self._start(kind, {"type": kind, **fields})
-        text, self._half = _whole(self._half + text)
+        text, self._half = whole_characters(self._half + text)
         if text:
             told += self._tell_delta({"type": f"{kind}_delta", kind: text})
         return told
@@ -234,7 +235,7 @@ class MessageVoice:
         call = self._call
         if call is None or call.said == len(call.arguments):
             return b""
-        text, call.half = _whole(call.half + "".join(call.arguments[call.said :]))
+        text, call.half = whole_characters(call.half + "".join(call.arguments[call.said :]))
         call.said = len(call.arguments)
         return self._tell_delta({"type": "input_json_delta", "partial_json": text}) if text else b""
 
@@ -321,18 +322,6 @@ def arguments_of(text: str | None) -> Any:
         return msgspec.json.decode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-
-
-def reasoning_of(said: dict[str, Any]) -> str:
-    """The reasoning in a message or delta, which engines write under two names."""
-    return plain_text(said.get("reasoning_content")) or plain_text(said.get("reasoning"))
-
-
-def _whole(text: str) -> tuple[str, str]:
-    """Text without half a character at its end, and that half."""
-    if text and "\ud800" <= text[-1] <= "\udbff":
-        return text[:-1], text[-1]
-    return text, ""
 
 
 def _tell(name: str, **fields: Any) -> bytes:

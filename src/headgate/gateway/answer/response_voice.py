@@ -1,11 +1,8 @@
 """Writes an answer in the format of /v1/responses.
 
-    Native      an engine's own events: each gets its event name back. An end that the gateway writes in the replica's
-                place comes as chat events, and is translated.
-    Translated  a chat's events, or its whole answer.
-
-Both are Voices of an Exchange, so that everything before the exchange (relay, bounds, failover) is the same as for
-chats.
+An engine's own events get their names back (Native). An end that the gateway writes in the replica's place comes as
+chat events, and is translated. A chat's events are translated by gateway/answer/response_bridge.py. Both are Voices of
+an Exchange, so that everything before the exchange (relay, bounds, failover) is the same as for chats.
 """
 
 from contextlib import suppress
@@ -64,14 +61,14 @@ def skeleton(body: dict[str, Any], name: str, model: str, created: float) -> dic
         "metadata": body.get("metadata") or {},
         "model": model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": body.get("temperature"),
         "text": body.get("text") or {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
         "top_p": body.get("top_p"),
         "truncation": "disabled",
         "usage": None,
@@ -165,104 +162,8 @@ class Native:
         return sse(name, encode_told({"type": name, "sequence_number": self._events, "response": response}))
 
 
-class Translated:
-    """The voice of one exchange that a chat answers."""
-
-    def __init__(self, body: dict[str, Any], request_id: str) -> None:
-        """`body`: the /v1/responses request, without its input."""
-        self._body = body
-        self._id = f"resp_{request_id}"
-        self._item = f"msg_{request_id}"
-        self._response: dict[str, Any] | None = None
-        self._said: list[str] = []
-        self._kept = 0
-        self._half = ""
-        """The first half of a character that came in two events."""
-        self._number = 0
-        self._ending = Ending()
-
-    def body(self, body: bytes) -> bytes:
-        try:
-            said: dict[str, Any] = decode_event(body)
-            self._ending.take(said)
-            choices = said.get("choices") or [{}]
-            text = plain_text((choices[0].get("message") or {}).get("content"))
-        except NO_CHAT:
-            return body
-        began = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
-        return encode_told(self._ending.finished(began, [self._message(text, self._status())]))
-
-    def event(self, data: bytes) -> bytes:
-        if data == DONE:
-            return self._end()
-        if is_error(data):
-            return failure(data, self._number)
-        try:
-            said: dict[str, Any] = decode_event(data)
-            self._ending.take(said)
-            deltas = [plain_text((choice.get("delta") or {}).get("content")) for choice in said.get("choices") or ()]
-        except NO_CHAT:
-            return b""
-        events = b"" if self._response is not None else self._begin(said)
-        for delta in deltas:
-            if delta:
-                events += self._delta(delta)
-        return events
-
-    def _begin(self, said: dict[str, Any]) -> bytes:
-        self._response = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
-        return (
-            self._tell("response.created", response=self._response)
-            + self._tell("response.in_progress", response=self._response)
-            + self._tell("response.output_item.added", item=self._message(None, "in_progress"), output_index=0)
-            + self._tell("response.content_part.added", **self._where(), part=_part(""))
-        )
-
-    def _delta(self, text: str) -> bytes:
-        text, self._half = self._half + text, ""
-        if "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-            if not text:
-                return b""
-        if self._kept < MOST_KEPT:
-            self._said.append(text)
-            self._kept += len(text)
-        return self._tell("response.output_text.delta", **self._where(), delta=text, logprobs=[])
-
-    def _end(self) -> bytes:
-        began = b"" if self._response is not None else self._begin({})
-        assert self._response is not None
-        if self._half:
-            self._half = ""
-            began += self._delta("\N{REPLACEMENT CHARACTER}")
-        text = "".join(self._said) if self._kept < MOST_KEPT else ""
-        whole = self._message(text, self._status())
-        response = self._ending.finished(self._response, [whole])
-        return (
-            began
-            + self._tell("response.output_text.done", **self._where(), text=text, logprobs=[])
-            + self._tell("response.content_part.done", **self._where(), part=_part(text))
-            + self._tell("response.output_item.done", item=whole, output_index=0)
-            + self._tell(f"response.{response['status']}", response=response)
-        )
-
-    def _status(self) -> str:
-        return "completed" if self._ending.reason is None else "incomplete"
-
-    def _message(self, text: str | None, status: str) -> dict[str, Any]:
-        return message(self._item, text, status)
-
-    def _where(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
-
-    def _tell(self, name: str, **fields: Any) -> bytes:
-        data = encode_told({"type": name, "sequence_number": self._number, **fields})
-        self._number += 1
-        return sse(name, data)
-
-
 def message(name: str, text: str | None, status: str) -> dict[str, Any]:
-    content = [] if text is None else [_part(text)]
+    content = [] if text is None else [part(text)]
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
@@ -281,7 +182,7 @@ def failure(data: bytes, number: int) -> bytes:
     return sse("error", encode_told({"type": "error", "sequence_number": number, **fields, "error": error}))
 
 
-def _part(text: str) -> dict[str, Any]:
+def part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

@@ -77,6 +77,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None = None
     stream: bool | None = None
     store: bool | None = None
+    tools: list[Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class MessagesBody(msgspec.Struct, kw_only=True):

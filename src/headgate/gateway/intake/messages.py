@@ -91,7 +91,7 @@ def as_chat(body: dict[str, Any]) -> dict[str, Any]:
         messages.append({"role": "system", "content": system})
     for at, message in enumerate(body["messages"]):
         messages += _messages(message, f"messages[{at}]")
-    _forget(messages)
+    forget(messages)
     chat["messages"] = messages
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
@@ -107,7 +107,7 @@ def as_chat(body: dict[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _forget(messages: list[dict[str, Any]]) -> None:
+def forget(messages: list[dict[str, Any]]) -> None:
     """Removes the reasoning of earlier turns, which templates drop. That of the turn under way, in which tools are
     still called, stays under both names that engines read."""
     under_way = True

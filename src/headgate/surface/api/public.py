@@ -98,8 +98,9 @@ PUBLIC: Operations = {
         name="respond",
         summary="Answer, in the words of OpenAI's Responses API",
         about="The part that needs no memory: nothing is stored. Engines that have /v1/responses (vLLM, SGLang, "
-        "TensorRT-LLM, llama.cpp) get it as it came. For all others a text request becomes a chat that asks the same; "
-        "what a chat can't say (tools, images, reasoning effort) is then a 400 that names the field.",
+        "TensorRT-LLM, llama.cpp) get it as it came, `store: true` too. For all others it becomes a chat that asks the "
+        "same, functions and pictures included; `include`, `truncation`, `reasoning` and `text.verbosity` change "
+        "nothing there, and what a chat can't say (tools of OpenAI's servers) is a 400 that names the field.",
         parameters=ASKING,
         body=ref("ResponseRequest"),
         example={"model": "default", "input": "Hello!", "stream": True},

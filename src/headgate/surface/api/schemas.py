@@ -180,8 +180,8 @@ SCHEMAS: dict[str, Schema] = {
         usage=USAGE,
     ),
     "ResponseRequest": obj(
-        "OpenAI's body, as far as it needs no memory. `previous_response_id`, `conversation`, `background`, `prompt` "
-        "and `store: true` are refused.",
+        "OpenAI's body, as far as it needs no memory. `previous_response_id`, `conversation`, `background` and "
+        "`prompt` are refused, and `store: true` where the engine gets a chat.",
         ("input",),
         input=asked("input", "Text, or the turns so far."),
         instructions=TEXT,
@@ -189,7 +189,8 @@ SCHEMAS: dict[str, Schema] = {
             "max_output_tokens", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1
         ),
         text=obj("", format=ANY_OBJECT),
-        store=of("boolean", "Nothing is kept.", enum=[False]),
+        store=of("boolean", "The gateway keeps nothing; an engine with /v1/responses is told."),
+        tools=array(ANY_OBJECT, "Functions; of other tools only what the engine itself has."),
         metadata=ANY_OBJECT,
         **{name: ASKING[name] for name in ("model", "stream", "temperature", "top_p", "user", "service_tier")},
     ),
