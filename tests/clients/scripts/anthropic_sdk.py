@@ -11,7 +11,11 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "description": "The weather in a city.",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+    },
 }
 CLOCK: dict[str, Any] = {"name": "get_time", "description": "The time now.", "input_schema": {"type": "object"}}
 CALL: list[Any] = [{"role": "user", "content": "Call get_weather and get_time."}]
@@ -81,13 +85,14 @@ def a_demanded_call_whole_and_streamed() -> None:
     answer = CLIENT.messages.create(**given, tool_choice=choice)
     assert answer.stop_reason == "tool_use"
     used = next(block for block in answer.content if block.type == "tool_use")
-    assert (used.name, sorted(used.input)) == ("get_weather", ["city"])
+    assert used.name == "get_weather"
+    assert "city" in used.input
     with CLIENT.messages.stream(**given, tool_choice=choice) as stream:
         pieces = [event.partial_json for event in stream if event.type == "input_json"]
         final = stream.get_final_message()
     assert len(pieces) > 1
     used = next(block for block in final.content if block.type == "tool_use")
-    assert sorted(used.input) == ["city"]
+    assert "city" in used.input
 
 
 @clever

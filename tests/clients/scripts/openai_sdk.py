@@ -4,14 +4,14 @@ from typing import Any
 
 import openai
 from checks import KEY, MODEL, SMALL, URL, check, clever, main
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 ASYNC = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
 PARAMETERS: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"type": "string"}},
+    "properties": {"city": {"type": "string", "maxLength": 20}},
     "required": ["city"],
     "additionalProperties": False,
 }
@@ -21,8 +21,8 @@ CALL: list[Any] = [{"role": "user", "content": "Call get_weather."}]
 
 
 class Place(BaseModel):
-    city: str
-    country: str
+    city: str = Field(max_length=20)
+    country: str = Field(max_length=20)
 
 
 @check
