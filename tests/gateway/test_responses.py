@@ -47,6 +47,7 @@ FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"typ
         ({"input": "x", "conversation": "conv_1"}, "conversation"),
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
+        ({"input": ["x", {"type": "item_reference", "id": "x"}]}, "input[1]"),
         ({"input": []}, "input"),
         ({}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
@@ -117,7 +118,7 @@ def test_a_text_request_becomes_the_chat_that_asks_the_same() -> None:
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"text": "low"}, "text"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}]},
             "input[0].output[0]",

@@ -1,5 +1,7 @@
 """OpenAI's own client: chats, streams, tools, structured answers, text completions, embeddings, responses, models."""
 
+import json
+import time
 from typing import Any
 
 import openai
@@ -124,6 +126,28 @@ def a_turn_of_responses_with_a_function() -> None:
     turns += [*answer.output, {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}]
     answer = CLIENT.responses.create(model=MODEL, input=turns, tools=[FLAT], reasoning={"effort": "low"})
     assert answer.output_text == "The answer is 21 degrees"
+
+
+@clever
+def files_and_a_batch() -> None:
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": asked} for name in ("one", "two")
+    ]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = CLIENT.files.create(file=("asked.jsonl", data), purpose="batch")
+    assert CLIENT.files.content(file.id).content == data
+    made = CLIENT.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    until = time.monotonic() + 60
+    while made.status not in ("completed", "failed", "expired", "cancelled"):
+        assert time.monotonic() < until, made.status
+        time.sleep(0.2)
+        made = CLIENT.batches.retrieve(made.id)
+    assert (made.status, made.request_counts.completed) == ("completed", 2)
+    told = [json.loads(line) for line in CLIENT.files.content(made.output_file_id).text.splitlines()]
+    assert {line["custom_id"] for line in told} == {"one", "two"}
+    assert made.id in [batch.id for batch in CLIENT.batches.list()]
+    assert CLIENT.files.delete(file.id).deleted
 
 
 @check

@@ -97,6 +97,13 @@ def read(body: object) -> dict[str, Any]:
     for name, instead in STATEFUL.items():
         if body.get(name):
             raise InvalidRequest(f"{name}: this gateway keeps no answers; {instead}", param=name)
+    for at, item in enumerate(shape.input if isinstance(shape.input, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            path = f"input[{at}]"
+            message = (
+                f"{path}: this gateway keeps no answers; send the items themselves, as clients do with store: false"
+            )
+            raise InvalidRequest(message, param=path)
     if not shape.input:
         raise InvalidRequest("input must be text or a list of at least one item", param="input")
     if shape.max_output_tokens is not None and shape.max_output_tokens < 1:
