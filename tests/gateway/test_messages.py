@@ -378,6 +378,15 @@ def test_nonsense_among_the_events_is_left_out() -> None:
     told(*nonsense, b"[DONE]")
 
 
+@pytest.mark.parametrize("calls", [5, [5], ["x"], [{"function": 5}], {"index": 0}])
+def test_text_beside_nonsense_in_the_same_event_is_told_once_and_its_block_begins(calls: object) -> None:
+    events = told(delta(content="x", tool_calls=calls), delta(content="y"), delta("stop"), b"[DONE]")
+    if calls == [{"function": 5}]:  # a call without a name, which is never told
+        assert events[-1]["type"] == "error"
+    else:
+        assert blocks(events) == [("text", "xy")]
+
+
 def test_an_answer_without_a_word_is_a_message_without_a_block() -> None:
     assert [event["type"] for event in told(b"[DONE]")] == ["message_start", "ping", "message_delta", "message_stop"]
 

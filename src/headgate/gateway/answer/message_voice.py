@@ -139,7 +139,9 @@ class MessageVoice:
             try:
                 said = decode_event(data)
                 self._ending.take(said)
-                deltas = [choice.get("delta") or {} for choice in said.get("choices") or ()]
+                # What is nonsense has to be known before anything is told of it.
+                found = [choice.get("delta") for choice in said.get("choices") or ()]
+                deltas = [delta for delta in found if isinstance(delta, dict)]
             except NO_CHAT:
                 return b""
         told = b"" if self._began else self._begin(said)
@@ -152,8 +154,6 @@ class MessageVoice:
             self._over = True
             error = encode_told({"error": {"message": str(wrong), "type": "server_error"}})
             return told + sse("error", as_message_error(error, 502, self._request_id))
-        except NO_CHAT:
-            return told
         return told
 
     def _begin(self, said: dict[str, Any]) -> bytes:
@@ -172,8 +172,10 @@ class MessageVoice:
                 told += PING if self._unseen % PING_EACH == 0 else b""
         if text := plain_text(delta.get("content")):
             told += self._say("text", text)
-        for at, call in enumerate(delta.get("tool_calls") or ()):
-            told += self._called(call, at)
+        calls = delta.get("tool_calls")
+        for at, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict):
+                told += self._called(call, at)
         return told
 
     def _say(self, kind: str, text: str) -> bytes:
@@ -200,7 +202,8 @@ class MessageVoice:
                 raise Untellable(f"the engine called more than {MOST_CALLS} tools in one answer")
             call = self._calls[index] = ToolUse(self._tool_id(said, index))
             self._waiting.append(call)
-        function = said.get("function") or {}
+        function = said.get("function")
+        function = function if isinstance(function, dict) else {}
         if not call.name and isinstance(function.get("name"), str):
             call.name = function["name"]
         arguments = function.get("arguments")
