@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from headgate.config.fleet import VllmConfig
-from headgate.fleet.vllm_program import VllmProgram
+from headgate.fleet.vllm_program import VllmProgram, device_sets, devices_here, devices_left
+from headgate.model.errors import StartupError
 from headgate.replica import local
 from tests.engine.process import TESTED, ask, headgate
 from tests.fleet.fake_vllm import install
@@ -164,7 +165,7 @@ def test_one_that_is_drained_ends_with_all_that_it_started_and_another_takes_its
 def test_nothing_outlives_the_gateway(command: str, model: str, how: signal.Signals) -> None:
     with serving(command, "--engines", "2", model=model) as (process, url):
         found, (replica, _) = facts(url, 2), replicas(url)
-        folder = Path(replica["url"].removeprefix("unix:")).parent
+        folder = next(one for one in Path(replica["url"].removeprefix("unix:")).parents if "headgate-" in one.name)
         assert folder.is_dir()
         process.send_signal(how)
         process.wait()
@@ -242,3 +243,24 @@ def test_a_config_file_says_the_same(command: str, tmp_path: Path) -> None:
         assert "--scheduler-cls" not in fact["flags"]
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             assert json.load(answer)["data"][0]["id"] == "tiny"
+
+
+def test_pools_share_the_devices_out_and_say_when_none_is_left() -> None:
+    first, second = VllmConfig(model="a", flags=("-tp", "2")), VllmConfig(model="b")
+    named = VllmConfig(model="c", devices=("0",))
+    pools = [(first, 1), (second, 1), (named, 1)]
+    here = ("0", "1", "2", "3", "4")
+    assert devices_left(first, pools, here) == ("1", "2", "3", "4")
+    assert devices_left(second, pools, here) == ("3", "4")
+    assert device_sets(named, devices_left(named, pools, here)) == ("0",)
+    assert devices_left(second, pools, ()) == ()
+    with pytest.raises(StartupError, match=r"no device is left for vLLM with b: other pools have all 3 \(0,1,2\)"):
+        devices_left(second, pools, here[:3])
+
+
+def test_devices_are_those_that_this_process_may_use_or_else_all_of_nvidia(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert devices_here({}, tmp_path) == ("0", "2", "10")
+    assert devices_here({"CUDA_VISIBLE_DEVICES": "3, MIG-a,-1"}, tmp_path) == ("3", "MIG-a")
+    assert devices_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()

@@ -134,6 +134,8 @@ class Keeper:
         self._end_all()
         if left_alone:
             shutil.rmtree(self._folder, ignore_errors=True)
+            with suppress(OSError):  # others' files are in it
+                self._folder.parent.rmdir()
             return 1
         reader.join(1.0)
         with suppress(OSError):

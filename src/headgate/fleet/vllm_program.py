@@ -9,7 +9,7 @@ import shutil
 import sys
 from asyncio import create_subprocess_exec
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headgate.config.fleet import VllmConfig, flag_value
@@ -46,6 +46,25 @@ def device_sets(config: VllmConfig, here: Sequence[str]) -> tuple[str, ...]:
         return config.devices
     each = devices_each(config)
     return tuple(",".join(here[first : first + each]) for first in range(0, len(here) - each + 1, each))
+
+
+def devices_left(config: VllmConfig, pools: Iterable[tuple[VllmConfig, int]], here: Sequence[str]) -> tuple[str, ...]:
+    """Returns the devices that a pool may share out: none that another pool names, or that one before it takes.
+    `pools`: all pools of vLLM, each with the most replicas at once. Raises StartupError where none is left."""
+    others = [(other, most) for other, most in pools if other is not config]
+    named = {device for other, _ in others for names in other.devices for device in names.split(",")}
+    left = [device for device in here if device not in named]
+    for other, most in pools:
+        if other is config:
+            break
+        if not other.devices:
+            left = left[most * devices_each(other) :]
+    if here and not left and not config.devices:
+        raise StartupError(
+            f"no device is left for vLLM with {config.model}: other pools have all {len(here)} ({','.join(here)});"
+            " lower their scale.max"
+        )
+    return tuple(left)
 
 
 def devices_each(config: VllmConfig) -> int:
@@ -97,7 +116,7 @@ class VllmProgram:
             raise FleetError(f"all {len(self._sets)} sets of devices are in use: lower fleet.scale.max")
         said, metrics = _said(socket), _emptied(socket)
         return await create_subprocess_exec(
-            sys.executable, "-I", "-S", keeper.__file__, f"vllm-{socket.stem}", str(self._folder), str(said),
+            sys.executable, "-I", "-S", keeper.__file__, socket.stem, str(self._folder), str(said),
             self._bin, *self._words(socket), *flags,
             stdin=PIPE,  # by its end the keeper knows that this process has ended
             start_new_session=True,  # Ctrl-C is for the gateway, which then stops vLLM in order

@@ -19,7 +19,7 @@ from headgate.fleet.history import History
 from headgate.fleet.pools import FleetPools
 from headgate.fleet.port import FleetError, Launcher, Spec
 from headgate.fleet.processes import ProcessFleet
-from headgate.fleet.vllm_program import VllmProgram, devices_here, slots_of
+from headgate.fleet.vllm_program import VllmProgram, devices_here, devices_left, slots_of
 from headgate.gateway.gateway import Gateway
 from headgate.measure.conditions import Conditions
 from headgate.measure.figures import Figures
@@ -216,7 +216,9 @@ def _launched(config: GatewayConfig, pool: PoolConfig, folder: Path, clock: Cloc
     if vllm is not None:
         folder = folder / pool.name
         folder.mkdir(exist_ok=True)
-        program = VllmProgram(vllm, pool.scale.max, folder, os.environ, devices_here(os.environ))
+        pools = [(one.vllm, one.scale.max) for one in config.fleet.every if one.vllm is not None]
+        here = devices_left(vllm, pools, devices_here(os.environ))
+        program = VllmProgram(vllm, pool.scale.max, folder, os.environ, here)
         fleet = ProcessFleet(folder, clock, spawn=program.spawn, first_tries=1, last_words=program.last_words)
         spec = Spec(pool="vllm", kind="vllm", slots=slots_of(vllm), flags=vllm.flags)
         return fleet, described(pool, spec, pool.own_name(None))
