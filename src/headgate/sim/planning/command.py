@@ -17,15 +17,17 @@ from headgate.replay.event_log import EventLog
 from headgate.replay.replay import DecisionDifference, replay
 from headgate.report import goodput, html_page, json_file, table
 from headgate.report.compare import compare, pairs, same_arrivals
-from headgate.report.results import Results
+from headgate.report.results import Results, Target
 from headgate.report.summary import summarise
 from headgate.sim.fleet import Failure, SimFleet, batch_from, dilated, fleet_from, fleet_of
 from headgate.sim.planning import report as plan_report
 from headgate.sim.planning.impossible import Impossible
+from headgate.sim.planning.mix import cheapest_mix, fleet_of_pools
 from headgate.sim.planning.plan import plan
 from headgate.sim.planning.sentence import compared, planned, simulated
 from headgate.sim.run import Level, Simulated, run
 from headgate.sim.slo import parse
+from headgate.workload.arrival import Arrival
 from headgate.workload.load import Workload
 
 STANDARD = 4000
@@ -203,6 +205,9 @@ def _fleet(options: SimulateOptions) -> SimFleet:
     failures = tuple(failure(text) for text in options.failures)
     if options.replicas is not None:
         made = fleet_of(options.profile, options.replicas, options.slots)
+    elif options.config.fleet.pools:
+        pooled = fleet_of_pools(options.config, options.profile, cold_start_s=options.cold_start_s)
+        return replace(pooled, failures=failures)
     else:
         made = fleet_from(options.config, options.profile)
     stretched = dilated(options.profile, options.dilation)
@@ -240,6 +245,8 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
     if usual is not None and workload.rate * (workload.duration_s or 0.0) < STANDARD:
         workload = usual  # a shorter workload would be an answer about a few requests
     draws = [list(workload.arrivals(seed + number)) for number in range(max(1, options.draws))]
+    if options.config.fleet.pools:
+        return _plan_pools(options, draws[0], slos, out, err)
     with rarely_collected(), err.status("planning") as status:
         answer = plan(
             options.config,
@@ -267,6 +274,24 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
         html_page.write(options.html, [results], seed=seed, more=more, first=first, command=options.command)
         err.print(f"wrote {options.html}", markup=False)
     return 0
+
+
+def _plan_pools(
+    options: PlanOptions, arrivals: list[Arrival], slos: tuple[Target, ...], out: Console, err: Console
+) -> int:
+    for name, given in (("--html", options.html), ("--draws", options.draws > 1), ("--price", options.price)):
+        if given:
+            raise UsageError(f"{name} can't be used with fleet.pools: leave it out, or plan one pool")
+    config, profile, seed = options.config, options.profile, options.load.seed
+    with rarely_collected(), err.status("planning") as status:
+        say = _saying(err, status.update)
+        mix = cheapest_mix(config, arrivals, profile, slos, seed=seed, level=options.level, say=say)
+    out.print(Text(mix.sentence(config.observe.currency), "bold" if mix.kept else "bold red"))
+    out.print()
+    out.print(table.render(mix.simulated.results, summarise(mix.simulated.results, seed), out.width))
+    if options.json is not None:
+        write_json(options.json, mix.as_dict(), err)
+    return 0 if mix.kept else 1
 
 
 def _saying(err: Console, update: Callable[[str], None]) -> Callable[[str], None]:

@@ -87,6 +87,16 @@ class PoolsRun:
         return made
 
 
+def one_model(config: GatewayConfig) -> GatewayConfig:
+    """Returns the config with pools that serve any model. Raises UsageError for pools of several models."""
+    models = {pool.model for pool in config.fleet.pools}
+    if len(models) > 1:
+        told = ", ".join(sorted(model or "any" for model in models))
+        raise UsageError(f"fleet.pools: a workload asks for one model, and these serve {told}: simulate each by itself")
+    pools = tuple(replace(pool, model=None, served_as=None) for pool in config.fleet.pools)
+    return replace(config, fleet=replace(config.fleet, pools=pools))
+
+
 def member_of(config: GatewayConfig, pool: PoolConfig, profile: Profile, cold_start_s: float) -> SimGroup:
     """The simulated replicas of a pool: those that it emulates, or of this profile."""
     emulate = pool.emulate
@@ -199,12 +209,7 @@ def run_pools(
     """`profile` and `cold_start_s`: those of pools that emulate nothing. `at_first`: replicas of each that serve from
     the beginning; None: its minimum. Raises UsageError for pools of several models:
     a workload's requests ask for one."""
-    models = {pool.model for pool in config.fleet.pools}
-    if len(models) > 1:
-        told = ", ".join(sorted(model or "any" for model in models))
-        raise UsageError(f"fleet.pools: a workload asks for one model, and these serve {told}: simulate each by itself")
-    pools = tuple(replace(pool, model=None, served_as=None) for pool in config.fleet.pools)
-    config = replace(config, fleet=replace(config.fleet, pools=pools))
+    config = one_model(config)
     scaled = {}
     for pool in config.fleet.pools:
         scale = pool.scale
