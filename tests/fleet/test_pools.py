@@ -70,6 +70,15 @@ def test_two_versions_in_pools_answer_by_their_names_and_are_shown(
         metrics = ask(f"{url}/metrics")[1].decode()
         assert 'headgate_pool_replicas{pool="new",state="serving"} 1' in metrics
         assert 'headgate_pool_wanted{pool="old",state="serving"} 1' in metrics
+        path = tmp_path / "headgate.yaml"
+        text = path.read_text()
+        path.write_text(text.replace('"name": "new"', '"name": "newer"'))
+        status, body = ask(f"{url}/admin/reload", {})
+        assert (status, "another pool, or another model of one" in body.decode()) == (400, True)
+        path.write_text(text.replace('"max": 2', '"max": 3').replace('"price": 2', '"price": 5'))
+        assert ask(f"{url}/admin/reload", {})[0] == 200
+        told = {one["name"]: one for one in state(url)["pools"]}
+        assert (told["old"]["price"], told["old"]["max"], told["new"]["max"]) == (5.0, 3, 3)
         status, body = ask(f"{url}/admin/replicas/old-1/park", {})
         assert (status, json.loads(body)["done"]) == (200, True)
         status, body = ask(f"{url}/admin/fleet/zero", {})

@@ -198,6 +198,9 @@ class ConfigChange:
             raise StartupError("fleet.pools: from one pool to several, or back, needs a restart")
         if self._told is not None and new.models:
             raise StartupError("models: versions are drawn in one process; start with workers 1, or leave them out")
+        if _named(new) != _named(self.config):
+            # Otherwise versions of a model would be served by pools that do not run.
+            raise StartupError("fleet.pools: another pool, or another model of one, needs a restart")
         before = {replica.id: replica for replica in self.config.replicas}
         after = {replica.id: replica for replica in new.replicas}
         taken = [name for name in after if name not in before and name in self._roster.watches]
@@ -256,6 +259,11 @@ def _object(text: str) -> dict[str, Any]:
 def _section(name: str, body: object, **context: object) -> GatewayConfig:
     """Parses a part of a config, by the rules for the file. JSON is YAML."""
     return config_file.parse(msgspec.json.encode({**context, name: body}).decode(), "body")
+
+
+def _named(config: GatewayConfig) -> set[tuple[str, str | None]]:
+    """The pools by name, each with its model."""
+    return {(pool.name, pool.model) for pool in config.fleet.pools}
 
 
 def _beyond_scale(config: GatewayConfig) -> FleetConfig:
