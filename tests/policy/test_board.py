@@ -11,7 +11,7 @@ from headgate.model.event import Arrived, Probed, ReplicaJoined
 from headgate.model.replica import Replica
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.scaling.board import PoolBoard, no_plans
+from headgate.policy.scaling.board import FAILED_FOR_S, PoolBoard, no_plans
 from headgate.policy.scaling.pool import ManagedPool
 from headgate.policy.scaling.scale import Scaler
 from tests.policy.test_dispatcher import request
@@ -89,6 +89,19 @@ def test_a_pool_whose_starts_fail_leaves_growing_to_the_next() -> None:
     assert (dear.may_start, dear.waiting) == (True, 0)
     scene.pools["cheap"].start_answered(None, 1.0)
     assert not scene.pools["cheap"].stuck
+
+
+def test_a_pool_whose_engines_end_at_each_start_leaves_growing_to_the_next_for_a_while() -> None:
+    scene = Scene()
+    scene.join("cheap")
+    scene.join("dear")
+    scene.send(18)
+    scene.pools["cheap"].appeared(Replica(id="cheap-2", url="http://x"), 0.0)
+    scene.pools["cheap"].vanished("cheap-2", "its process ended", True, 1.0)
+    assert scene.readers["dear"].demand(2.0).may_start
+    scene.pools["cheap"].vanished("cheap-2", "given up", False, 3.0)
+    assert scene.readers["dear"].demand(31.0).may_start
+    assert not scene.readers["dear"].demand(2.0 + FAILED_FOR_S).may_start
 
 
 def test_warm_coming_and_full_pools_count_by_what_they_may_have() -> None:

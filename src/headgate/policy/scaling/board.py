@@ -6,6 +6,7 @@ one use it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from headgate.config.fleet import PoolConfig
 from headgate.policy.dispatch.dispatcher import Dispatcher
@@ -19,6 +20,11 @@ from headgate.policy.scaling.signals import ArrivalRate, PoolSignals
 
 Plans = Callable[[], Sequence[Mapping[str, float]]]
 """For each rollout, the share of the requests that each version's model is to have room for."""
+
+
+FAILED_FOR_S = 30.0
+"""Seconds from a replica's failure in which its pool counts as one that can't grow: an engine that ends at each start
+must not keep a dearer pool from standing in."""
 
 
 def no_plans() -> Sequence[Mapping[str, float]]:
@@ -37,6 +43,8 @@ class PoolBoard:
         self._managed: dict[str, ManagedPool] = {}
         """By the pool's name."""
         self._rates: dict[Key, ArrivalRate] = {}
+        self._failed_at: dict[str, float] = {}
+        """By pool: when a replica of it was last seen failed."""
         self._at: float | None = None
         self._shares: dict[str, PoolShare] = {}
 
@@ -110,8 +118,11 @@ class PoolBoard:
             elif not member.gone:
                 warm += member.state in (Lifecycle.PARKED, Lifecycle.READY) or member.state in SLEEPING
                 others += 1
-        further = 0 if managed.stuck else self._pools[name].scale.max - len(slots) - others
-        coming = 0 if managed.stuck else others - warm
+        if any(member.state is Lifecycle.FAILED for member in managed.members.values()):
+            self._failed_at[name] = now
+        stuck = managed.stuck or now - self._failed_at.get(name, -inf) < FAILED_FOR_S
+        further = 0 if stuck else self._pools[name].scale.max - len(slots) - others
+        coming = 0 if stuck else others - warm
         return room_of(self._pools[name], names, slots, requests, max(0, further + coming) + warm)
 
     def _rooms(self, now: float) -> dict[str, PoolRoom]:
