@@ -210,6 +210,7 @@ def test_only_secrets_have_files() -> None:
     assert secret == {
         ("SharedConfig", "redis"), ("ObserveConfig", "webhook"), ("ObserveConfig", "otlp_headers"),
         ("Replica", "headers"), ("Tenant", "key_sha256"), ("GatewayConfig", "admin_keys"),
+        ("AccessConfig", "headers"),
     }  # fmt: skip
 
 

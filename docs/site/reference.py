@@ -170,7 +170,10 @@ def _about(cls: Any) -> str:
 
 
 def docstrings(cls: Any) -> Iterator[tuple[str, str]]:
-    """Each field's name and the text below it, in words of the file: None is null."""
+    """Each field's name and the text below it, in words of the file: None is null. Inherited fields come first."""
+    for base in cls.__bases__:
+        if is_dataclass(base):
+            yield from docstrings(base)
     # Of the source file: a compiled class has no source to ask for.
     module = ast.parse((SOURCES / f"{cls.__module__.replace('.', '/')}.py").read_text(encoding="utf-8"))
     body = next(one for one in module.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__)

@@ -6,7 +6,8 @@ import pytest
 
 from headgate.config.engine import EngineConfig
 from headgate.config.file import describe, parse
-from headgate.config.fleet import EmulateConfig
+from headgate.config.fleet import EmulateConfig, FleetConfig, PoolConfig
+from headgate.config.forms.schema import documents_of
 from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import StartupError
 
@@ -161,3 +162,10 @@ def test_pools_of_vllm_name_their_model_and_share_no_device() -> None:
     assert "engine: expected nothing with vllm" in problems(
         one.replace("FLAGS", "").replace("name: a,", "name: a, engine: {},")
     )
+
+
+def test_inherited_settings_keep_their_meaning_in_the_schema_for_editors() -> None:
+    told = documents_of(PoolConfig)
+    assert told["drain_s"].startswith("Maximum time for a leaving replica")
+    assert told["price"].startswith("Price of a replica per hour")
+    assert documents_of(FleetConfig)["scale"] == told["scale"]

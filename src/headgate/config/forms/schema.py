@@ -172,14 +172,18 @@ def _documented(made: Schema, text: str, one: "Field[Any]") -> Schema:
 
 @cache
 def documents_of(cls: type) -> dict[str, str]:
-    """What the text below each field says. Read from the source file: a compiled class has no source of its own."""
+    """What the text below each field says, inherited fields included. Read from the source file: a compiled class has
+    no source of its own."""
     place = Path(PACKAGE_FILE).parent.joinpath(*cls.__module__.split(".")[1:]).with_suffix(".py")
     (found,) = (
         node
         for node in ast.parse(place.read_text()).body
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__
     )
-    told = {}
+    told: dict[str, str] = {}
+    for base in cls.__bases__:
+        if is_dataclass(base):
+            told |= documents_of(base)
     for one, below in zip(found.body, found.body[1:], strict=False):
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(below, ast.Expr):
             told[one.target.id] = " ".join(ast.literal_eval(below.value).split())
