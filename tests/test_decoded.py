@@ -20,12 +20,12 @@ from headgate.config.bounds import BOUNDS
 from headgate.config.file import hints_of
 from headgate.config.gateway import GatewayConfig
 from headgate.explain.neighbours import Neighbour
-from headgate.model.event import Arrived, QuoteAsked, ReplicaJoined
+from headgate.model.event import Arrived, QuoteAsked, ReplicaJoined, Resumed
 from headgate.policy.dispatch.view import DispatcherView, LaneCounts, ReplicaView
 from headgate.publish.incidents.flight import Flight
 
 COMPILED = {f"headgate.{package}.{name}" for package, names in HOT.items() for name in names.split()}
-BY_HAND: set[type] = {Arrived, QuoteAsked, ReplicaJoined}
+BY_HAND: set[type] = {Arrived, QuoteAsked, ReplicaJoined, Resumed}
 """Structs with a field of a compiled class, which replay/replay.py makes by itself."""
 NEVER_DECODED: set[type] = {Flight, Neighbour, DispatcherView, LaneCounts, ReplicaView}
 

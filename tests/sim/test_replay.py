@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.config.gateway import GatewayConfig, RoutingConfig, Tenant
 from headgate.model.errors import StartupError
-from headgate.model.event import Arrived, Command, Dispatch, Event, Probed, QuoteAsked, ReplicaJoined, Tick
+from headgate.model.event import Arrived, Command, Dispatch, Event, Probed, QuoteAsked, ReplicaJoined, Resumed, Tick
 from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
@@ -112,6 +112,28 @@ def test_questions_are_replayed_with_their_answers(tmp_path: Path) -> None:
 
 def lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
+
+
+def test_requests_that_were_there_before_are_replayed_as_well(tmp_path: Path) -> None:
+    path, now = tmp_path / "log", 1.0
+    log, made = EventLog(path, CONFIG, 5), dispatcher_for(CONFIG, random.Random(5))
+    intake = SimIntake(CONFIG, made.lanes, made.cached_tokens)
+
+    def hear(event: Event) -> None:
+        log.add(event, now, made.on(event, now))
+
+    hear(ReplicaJoined(Replica(id="a", url="http://a", slots=4)))
+    hear(Probed("a", ok=True))
+    asked = [intake.request(Arrival(now, 100, 9), number, now)[0] for number in range(9)]
+    for request in asked[:3]:
+        hear(Resumed(request, "a", begun=True))
+    for request in asked[3:]:
+        hear(Arrived(request))
+    log.close()
+    found = replay(path)
+    assert isinstance(found, Replayed), str(found)
+    assert sum(b'"resumed"' in line for line in lines(path)) == 3
+    assert made.running(asked[0].lane) == 3  # the last slot is a tier's reserve
 
 
 def test_another_decision_than_recorded_is_shown(tmp_path: Path) -> None:
