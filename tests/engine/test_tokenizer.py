@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from headgate.engine.runner.tokenizer import CHATML, Tokenizer, _compile, normalised
+from headgate.engine.runner.tokenizer import CHATML, Tokenizer, compile_template, normalised
 from headgate.model.errors import InvalidRequest, StartupError
 
 pytestmark = pytest.mark.model
@@ -108,7 +108,7 @@ def test_tool_arguments_reach_the_template_as_objects() -> None:
 
 
 def with_template(tokenizer: Tokenizer, source: str) -> str:
-    template, tokenizer._template = tokenizer._template, _compile(source, lambda: 0.0)
+    template, tokenizer._template = tokenizer._template, compile_template(source, lambda: 0.0)
     try:
         return tokenizer.chat([{"role": "user", "content": "<é>"}], date="today")
     finally:
@@ -133,4 +133,4 @@ def test_templates_have_what_they_expect(tokenizer: Tokenizer) -> None:
 
 def test_a_broken_template_stops_the_start() -> None:
     with pytest.raises(StartupError, match="chat template"):
-        _compile("{% for %}", lambda: 0.0)
+        compile_template("{% for %}", lambda: 0.0)

@@ -20,8 +20,12 @@ from headgate.progress import Progress
 
 FLAGS = flags_of(EngineConfig)
 port_number = Parameter(validator=validators.Number(gte=0, lte=65535))
-FILES = {"model": "a GGUF file", "loras": "an adapter (GGUF)", "chat_template": "a Jinja template"}
-NOT_EMULATED = ("model", "loras", "system_prompts", "gpu_layers", "kv_type")
+FILES = {
+    "model": "a GGUF file or a Hugging Face folder",
+    "loras": "an adapter (GGUF)",
+    "chat_template": "a Jinja template",
+}
+NOT_EMULATED = ("model", "device", "loras", "system_prompts", "gpu_layers", "kv_type")
 """Settings that an emulated engine refuses: it computes nothing."""
 
 
@@ -82,7 +86,7 @@ def checked(config: EngineConfig) -> EngineConfig:
     named = {"model": (config.model,), "loras": config.loras, "chat_template": (config.chat_template,)}
     for name, paths in named.items():
         for path in paths:
-            if path is not None and not path.is_file():
+            if path is not None and not path.is_file() and not (name == "model" and (path / "config.json").is_file()):
                 what = "is a folder" if path.is_dir() else "is not there"
                 raise UsageError(f"{spelled[name]}: {path} {what}; give the path of {FILES[name]}")
     return config
@@ -135,6 +139,14 @@ def engine(
     if options.cold_start:
         raise UsageError("--cold-start has no effect without --emulate: a real engine takes the time it takes")
     config = checked(flags.config())
+    if config.model is not None and config.model.is_dir():
+        from headgate.wiring.folder import run_folder
+
+        progress.title()
+        run_folder(config, frozenset(flags.given()), listen, progress, options.step_log, logged)
+        return
+    if config.device is not None:
+        raise UsageError("--device is for a Hugging Face folder; a GGUF file is computed by the CPU")
     if config.model is None:
         bundled_model()  # says what to do if there is none, before anything starts
     progress.title()
@@ -156,8 +168,8 @@ def _emulate(
 
     if any(name in given for name in NOT_EMULATED):
         raise UsageError(
-            "--model, --lora, --system-prompt, --gpu-layers and --kv-type have no effect with --emulate: it computes "
-            "nothing"
+            "--model, --device, --lora, --system-prompt, --gpu-layers and --kv-type have no effect with --emulate: it "
+            "computes nothing"
         )
     profile = find(name)
     sizes = {one.name: given[one.name] for one in fields(profile) if one.name in given}

@@ -69,7 +69,9 @@ class BatchConfig:
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     model: Path | None = field(default=None, metadata=MODEL)
-    """The GGUF file to serve; None: the bundled SmolLM2-135M-Instruct."""
+    """The GGUF file to serve, or a Hugging Face folder, for PyTorch; None: the bundled SmolLM2-135M-Instruct."""
+    device: Literal["cuda", "cpu"] | None = field(default=None, metadata=MODEL)
+    """Where a Hugging Face folder is computed; None: on a GPU if PyTorch finds one."""
     model_name: Text | None = field(default=None, metadata=MODEL)
     """The model name that clients use and /v1/models lists; None: the file's."""
     loras: tuple[Path, ...] = field(default=(), metadata={**MODEL, "flag": "lora"})
@@ -113,7 +115,9 @@ class EngineConfig:
     @property
     def served_name(self) -> str:
         """The model name that clients use."""
-        return self.model_name or (BUNDLED_NAME if self.model is None else self.model.stem)
+        if self.model_name or self.model is None:
+            return self.model_name or BUNDLED_NAME
+        return self.model.stem if self.model.suffix == ".gguf" else self.model.name
 
     def batch(self, usual: BatchConfig) -> BatchConfig:
         """Returns the batch settings: those given here, and otherwise the machine's `usual` ones."""

@@ -205,10 +205,10 @@ class Engine:
         try:
             while self._take_mail():
                 began = self._clock()
-                step = self.batcher.plan(began)
+                step = self.plan(began)
                 if step is not None:
                     ran = self._run(step)
-                    took = self._clock() - began
+                    took = self.step_s(self._clock() - began)
                     self.spent.step_s += took
                     self.spent.longest_step_s = max(self.spent.longest_step_s, took)
                     for report in self._on_step:
@@ -237,6 +237,14 @@ class Engine:
         for done in forgets:
             if done.set_running_or_notify_cancel():
                 done.set_result(None)
+
+    def plan(self, now: float) -> Step | None:
+        """Returns the next step; None: there is nothing to do."""
+        return self.batcher.plan(now)
+
+    def step_s(self, seconds: float) -> float:
+        """Returns how long the latest step took, of which this engine's thread saw `seconds`."""
+        return seconds
 
     def _take_mail(self) -> bool:
         """Handles everything in the inbox; waits for an entry if there is no other work. Returns False to stop."""
@@ -306,7 +314,7 @@ class Engine:
             kept.append(Sampled(one.sequence_id, tokens))
             said.append(SequenceOutput(one.sequence_id, text, tokens, one.logprobs[: len(tokens)]))
         slots = {row.sequence.id: row.slot for row in step.rows}
-        ended = {s.id: s for s in self.batcher.done(step, kept, frozenset(stopped), now, now - began)}
+        ended = {s.id: s for s in self.batcher.done(step, kept, frozenset(stopped), now, self.step_s(now - began))}
         for index, one_said in enumerate(said):
             if (sequence := ended.get(one_said.sequence_id)) is not None:
                 said[index] = self._last(sequence, one_said, slots[sequence.id], now)

@@ -62,7 +62,7 @@ def run_engine(
 ) -> None:
     """Runs one engine replica until SIGTERM or SIGINT. Raises StartupError when it can't start, or later fails."""
     load = partial(_load, config=config, progress=progress, clock=monotonic)
-    _run(load, config, listen, progress, step_log, None, logs)
+    run_loaded(load, config, listen, progress, step_log, None, logs)
 
 
 def run_emulated(
@@ -83,10 +83,10 @@ def run_emulated(
                 profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=rng, dilation=dilation
             )
 
-    _run(load, config, listen, progress, step_log, emulation, logs)
+    run_loaded(load, config, listen, progress, step_log, emulation, logs)
 
 
-def _run(
+def run_loaded(
     load: Load,
     config: EngineConfig,
     listen: ListenConfig,
@@ -95,6 +95,7 @@ def _run(
     emulation: Emulation | None,
     logs: LogOptions,
 ) -> None:
+    """Runs the engine that `load` makes until SIGTERM or SIGINT."""
     # A thread that wants the GIL back after a step gets it within 0.5 ms; the default would be half a decode step.
     sys.setswitchinterval(0.0005)
 
@@ -215,7 +216,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
             threads=config.threads or cores(),
             host_tokens=host_tokens_of(config.slots, config.context, config.host_tokens),
             loras=config.loras,
-            chat_template=_chat_template(config.chat_template),
+            chat_template=chat_template_in(config.chat_template),
         )
     server.compile_aside(runner.grammars, library().path)
     server.record_phase("weights", loaded - began)
@@ -274,7 +275,7 @@ def _model(path: Path, note: str, original: Path, progress: Progress, config: En
         )
 
 
-def _chat_template(path: Path | None) -> str | None:
+def chat_template_in(path: Path | None) -> str | None:
     try:
         return None if path is None else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

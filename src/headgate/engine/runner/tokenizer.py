@@ -51,7 +51,7 @@ class Tokenizer:
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self.template = template or model.chat_template() or CHATML
         """The chat template, in Jinja."""
-        self._template = _compile(self.template, clock)
+        self._template = compile_template(self.template, clock)
 
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """Tokenizes text. `special`: text that spells a control token becomes it. `bos`: begin with the first token
@@ -228,7 +228,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _compile(source: str, clock: Clock) -> Template:
+def compile_template(source: str, clock: Clock) -> Template:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
@@ -247,4 +247,4 @@ def _compile(source: str, clock: Clock) -> Template:
     try:
         return environment.from_string(source)
     except TemplateError as error:
-        raise StartupError(f"the chat template is broken ({error}); fix the GGUF's, or --chat-template") from error
+        raise StartupError(f"the chat template is broken ({error}); fix the model's, or --chat-template") from error
