@@ -94,7 +94,7 @@ def compared(bench: Bench, level: float, runs: int, samples: Samples) -> tuple[l
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--case", choices=sorted(CASES), action="append", help="else all")
+    parser.add_argument("--case", choices=sorted(CASES), action="append", help="else those that need no GPU")
     parser.add_argument("--level", type=float, action="append", help="a share, such as 0.7; else all")
     parser.add_argument("--runs", type=int, default=2, help="live ones, at each load")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing that would take longer")
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "fidelity.json")
     args = parser.parse_args()
     console, until = Console(highlight=False), time.monotonic() + args.budget_s
-    benches = [Bench(CASES[name], args.state, modules(), console.print) for name in args.case or CASES]
+    benches = [Bench(CASES[name], args.state, modules(), console.print) for name in args.case or ("fleet", "engine")]
     levels, missing = args.level or list(LEVELS), []
     if not args.report:
         for bench in benches:

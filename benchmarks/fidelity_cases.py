@@ -89,7 +89,21 @@ ENGINE = Case(
     calibration="chat=gamma:cv=3,rate=2.4,prompt=4-8,output=4-12;docs=gamma:cv=2,rate=0.4,prompt=16-32,output=4-12",
     draws=7,
 )
-CASES = {case.name: case for case in (FLEET, ENGINE)}
+GPU = Case(
+    name="gpu",
+    title="Llama-3-8B's shape on a GPU",
+    mix="chat=poisson:rate=9,prompt=100-1000,output=60-160;docs=gamma:cv=2,rate=1,prompt=2000-8000,output=40-120",
+    requests=400,
+    percentiles=(0.5, 0.9, 0.99),
+    replicas=1,
+    slots=128,
+    # A folder with the config.json of Llama-3-8B: its weights are random.
+    engine=("--model", ".bench/llama3-8b", "--device", "cuda", "--slots", 128, "--context", 16384),
+    calibration="chat=gamma:cv=3,rate=8,prompt=100-1000,output=60-160;"
+    "docs=gamma:cv=2,rate=0.9,prompt=2000-8000,output=40-120",
+    draws=3,
+)
+CASES = {case.name: case for case in (FLEET, ENGINE, GPU)}
 
 
 class Bench:
