@@ -46,7 +46,11 @@ def scripted(where: Path) -> Iterator[Served]:
     assert process.stdout is not None
     try:
         engine = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        config = {"replicas": [{"url": engine, "slots": 8}], "listen": {"port": 0}}
+        config = {
+            "replicas": [{"url": engine, "slots": 8}],
+            "listen": {"port": 0},
+            "batches": {"folder": str(where / "batches")},
+        }
         path = where / "headgate.yaml"
         path.write_text(json.dumps(config))
         with headgate("serve", "--config", str(path)) as (_, url):
