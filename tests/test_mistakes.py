@@ -53,6 +53,8 @@ MISTAKES = [
     Mistake("rollout start assistant", ("VERSION is missing",)),
     Mistake("simulate", ("--load requires an argument",)),
     Mistake("completion tcsh", ("tcsh", '"bash"')),
+    Mistake("epp", ("--replica URL, or --config FILE",)),
+    Mistake("epp --config FILE", ("no replicas in the config",), text="listen: {port: 0}\n"),
     # -- addresses
     Mistake("serve --check --replica 10.0.0.7:8000", ("--replica", "did you mean http://10.0.0.7:8000?")),
     Mistake("serve --check --replica ftp://h", ("--replica", "such as http://host:8000", "'ftp://h'")),

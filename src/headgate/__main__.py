@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 from cyclopts import App, Parameter
 
-from headgate.cli import batch, engine, export, fleet, load, look, rollout, serve, simulate, tune
+from headgate.cli import batch, engine, epp, export, fleet, load, look, rollout, serve, simulate, tune
 from headgate.cli.setup import completion, init, keys
 from headgate.cli.setup.examples import add_examples
 from headgate.cli.setup.groups import MORE
@@ -34,6 +34,7 @@ app = App(
 )
 
 serve.add_to(app)
+epp.add_to(app)
 engine.add_to(app)
 init.add_to(app)
 keys.add_to(app)

@@ -36,6 +36,27 @@ def test_what_stands_in_front(capsys: pytest.CaptureFixture[str], config: str) -
     assert tunnel["ingress"][0]["hostname"] == "llm.test"
 
 
+def test_envoy_with_a_picker_knows_the_replicas_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("replicas: [{url: http://10.0.0.7:8000}, {url: 'http://[fd00::8]:9000/'}]\n")
+    made = yaml.safe_load(printed(capsys, "envoy", "--config", str(path), "--picker", "10.0.0.5:9002", "--full"))
+    replicas, picker = made["static_resources"]["clusters"]
+    addresses = [
+        place["endpoint"]["address"]["socket_address"]
+        for cluster in (replicas, picker)
+        for place in cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    ]
+    assert [(one["address"], one["port_value"]) for one in addresses] == [
+        ("10.0.0.7", 8000), ("fd00::8", 9000), ("10.0.0.5", 9002),
+    ]  # fmt: skip
+    secure = tmp_path / "tls.yaml"
+    secure.write_text("replicas: [{url: https://10.0.0.7}]\n")
+    for config, message in ((secure, "plain HTTP replicas only"), (None, "needs replicas in the config")):
+        given = ["--config", str(config)] if config else []
+        with pytest.raises(StartupError, match=message):
+            app(["export", "envoy", "--picker", "a:1", *given], result_action="return_value")
+
+
 def test_clusters(capsys: pytest.CaptureFixture[str], config: str, tmp_path: Path) -> None:
     """What the config says of the embedded engine is what the engines' pods are told."""
     made = list(yaml.safe_load_all(printed(capsys, "kubernetes", "--config", config, "--name", "llm", "--gpus", "2")))

@@ -163,6 +163,9 @@ class Cluster:
                 assert headers["content-type"] == "application/merge-patch+json"
                 self.scale(int(json.loads(body)["spec"]["replicas"]))
             return 200, {"kind": "Scale", "spec": {"replicas": self.replicas} if self.replicas else {}}
+        if path == "/apis/inference.networking.k8s.io/v1/namespaces/prod/inferencepools/pool":
+            spec = {"selector": {"matchLabels": LABELS}, "targetPorts": [{"number": 8123}]}
+            return 200, {"kind": "InferencePool", "spec": spec}
         if found := re.fullmatch(r"/api/v1/namespaces/prod/pods(?:/(.+))?", path):
             return self._pods(method, found[1], query, body)
         return _failure(404, f'the server could not find "{path}"')

@@ -336,6 +336,16 @@ async def test_when_the_api_server_is_gone_for_a_while_nothing_vanishes() -> Non
 
 
 @live
+async def test_an_inference_pool_finds_the_pods_and_their_port() -> None:
+    async with cluster(replicas=2) as it, opened(it, inference_pool="pool", scaled_here=False) as (fleet, _):
+        assert {replica.url.rpartition(":")[2] for replica in fleet.list()} == {"8123"}
+        assert not [path for path in it.asked if "deployments" in path]
+    async with cluster() as it:
+        with pytest.raises(FleetError, match="there is no InferencePool other in namespace prod"):
+            await KubernetesFleet(config(it, inference_pool="other", scaled_here=False), SPEC).open()
+
+
+@live
 async def test_where_something_else_scales() -> None:
     async with cluster(replicas=2) as it, opened(it, scaled_here=False) as (fleet, heard):
         with pytest.raises(FleetError, match="scaled_here is false"):

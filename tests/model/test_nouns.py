@@ -102,6 +102,10 @@ def test_redis_addresses(url: str, good: bool) -> None:
         (FleetConfig(drain_s=1.0), "fleet.kind"),
         (FleetConfig(kind="ray", emulate=EmulateConfig(profile="h100-llama3-8b")), "fleet.emulate"),
         (FleetConfig(kind="processes", kubernetes=KubernetesConfig(name="x")), "fleet.kubernetes"),
+        (
+            FleetConfig(kind="kubernetes", kubernetes=KubernetesConfig(inference_pool="x")),
+            "fleet.kubernetes.inference_pool",
+        ),
         (FleetConfig(kind="processes", ray=RayConfig(cpus=7.0)), "fleet.ray"),
         (FleetConfig(kind="processes", history="x", scale=ScaleConfig(forecast=False)), "fleet.history"),  # type: ignore[arg-type]
     ],

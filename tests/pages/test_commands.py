@@ -36,6 +36,8 @@ NOT_RUN = {
     r"^export PATH=": "the tests have a path of their own",
     r"headgate (?:serve --replica|tune) .*http://10\.": "engines on other machines",
     r"headgate serve --config headgate\.yaml(?: --(?:record run\.jsonl|workers 4))?$": "replicas on other machines",
+    r"headgate serve --vllm ": "needs vLLM; tests/fleet starts a stand-in, tests/vllm the real one on a CPU",
+    r"headgate epp --config": "its replicas are on other machines; tests/epp has a picker behind a real Envoy",
     r"(?:--url https://|--key \"\$ADMIN_KEY\")": "a gateway on another machine",
     r"headgate (?:serve|engine) .*--?model (?:path/to/)?model\.gguf": "a model of the reader's own",
     r"headgate fit ": "wants a step log of many steps; tests/sim fits one",

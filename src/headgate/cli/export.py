@@ -97,20 +97,31 @@ def nginx(*, gateway: Gateways = (), listen: Port = 80, name: str = "_", config:
 
 
 @export.command(group=FRONT)
-def envoy(*, gateway: Gateways = (), listen: Port = 8080, config: Config = None) -> None:
+def envoy(
+    *, gateway: Gateways = (), picker: str | None = None, full: bool = False, listen: Port = 8080, config: Config = None
+) -> None:
     """The same for Envoy: a whole bootstrap file.
 
     Parameters
     ----------
     gateway
         Where a gateway listens, as host:port; may be given several times. Default: this machine, the config's port.
+    picker
+        Where `headgate epp` listens, as host:port: Envoy asks it, and sends to the config's replicas itself.
+    full
+        With --picker: Envoy shows it the answers too, for first tokens, usage and failures. Costs a message per part.
     listen
         Port for clients.
     config
         The gateway's YAML file. Default: all defaults.
     """
     from headgate.export import envoy as made
+    from headgate.export.envoy_picker import envoy_with_picker
     from headgate.export.proxy import facing
+
+    if picker is not None:
+        print(envoy_with_picker(_load(config), picker, listen, full), end="")
+        return
 
     print(made.envoy(facing(_load(config), gateway), listen), end="")
 

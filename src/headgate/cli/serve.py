@@ -67,13 +67,18 @@ def serve(
     logs: LogFlags | None = None,
 ) -> None:
     """Serve models on one OpenAI-compatible address: the gateway, in front of running engines or with its own."""
+    options = options or ServeOptions()
+    run(chosen_config(options, flags, words), options, logs)
+
+
+def run(chosen: "GatewayConfig", options: ServeOptions, logs: LogFlags | None) -> None:
+    """Runs a gateway with this config, which file and arguments have made."""
     from headgate.config import file as config_file
     from headgate.config.listen import check_exposure
     from headgate.replica.credentials import Credentials
     from headgate.surface.drift import profiles_of
 
-    options, logged = options or ServeOptions(), (logs or LogFlags()).options()
-    chosen = _chosen(options, flags, words)
+    logged = (logs or LogFlags()).options()
     check_exposure(chosen.listen, chosen.has_keys, options.insecure)
     for one in chosen.replicas:
         Credentials(one)  # says which file can't be used, before anything starts
@@ -96,7 +101,7 @@ def serve(
     run(chosen, progress, reload, options.event_log, path if options.watch else None, logged)
 
 
-def _chosen(options: ServeOptions, flags: EngineFlags, words: tuple[str, ...] = ()) -> "GatewayConfig":
+def chosen_config(options: ServeOptions, flags: EngineFlags, words: tuple[str, ...] = ()) -> "GatewayConfig":
     """The config that file and arguments make together."""
     from headgate.config import file as config_file
     from headgate.config.contradictions import odd_workers

@@ -34,6 +34,8 @@ class KubernetesConfig:
     """How the engine in a pod is spoken to."""
     place_s: Seconds = 600.0
     """Maximum time until a pod has an address; the cluster may have to add a machine for it."""
+    inference_pool: DnsName | None = None
+    """InferencePool whose selector and port find the pods, instead of a workload's; needs scaled_here: false."""
     scaled_here: bool = True
     """False: another controller, such as KEDA, sets the number of replicas; the gateway only finds and uses them."""
     api: HttpUrl | None = None

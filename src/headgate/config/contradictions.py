@@ -99,6 +99,8 @@ def odd_workers(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         return
     if config.models:
         yield "models", "expected none with listen.workers above 1: versions are drawn in one process; leave one out"
+    if config.epp is not None:
+        yield "epp", "expected none with listen.workers above 1: one process answers proxies; leave one out"
     if config.listen.uds is not None:
         yield "listen.uds", "expected none with listen.workers above 1: a socket file is one process's; give a port"
 

@@ -316,6 +316,8 @@ def _pool(pool: PoolConfig, path: str) -> Iterator[tuple[str, str]]:
         yield f"{path}.emulate", f"expected nothing with kind {pool.kind}: only processes can be emulated"
     if pool.vllm is not None:
         yield from _vllm_contradictions(pool.vllm, pool, f"{path}.vllm")
+    if pool.kubernetes.inference_pool is not None and pool.kubernetes.scaled_here:
+        yield f"{path}.kubernetes.inference_pool", "expected scaled_here: false with it: an InferencePool has no scale"
     if pool.kubernetes != KubernetesConfig() and pool.kind != "kubernetes":
         yield f"{path}.kubernetes", f"expected nothing with kind {pool.kind}"
     if pool.access != AccessConfig() and pool.kind != "kubernetes":

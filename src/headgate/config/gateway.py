@@ -38,7 +38,7 @@ from headgate.config.hints import (
     WeightOrZero,
     between,
 )
-from headgate.config.listen import ListenConfig
+from headgate.config.listen import EppConfig, ListenConfig
 from headgate.config.models import ModelConfig, RolloutConfig
 from headgate.config.output import OutputConfig
 from headgate.config.warm import WarmConfig
@@ -346,6 +346,8 @@ class GatewayConfig:
     """How often a request is retried, or its stream continued, after a replica fails."""
     hedge: HedgeConfig = field(default_factory=HedgeConfig)
     """When a second replica gets the request because the first has not answered."""
+    epp: EppConfig | None = None
+    """Where proxies ask which replica a request may go to; None: nowhere."""
     shared: SharedConfig | None = None
     """Limits that several gateways keep together; None: this is the only gateway."""
     observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -1,12 +1,14 @@
-"""Configures where a gateway or an engine listens, and judges who can connect there."""
+"""Configures where a gateway, an engine or an endpoint picker listens, and judges who can connect there."""
 
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from headgate.config.hints import Host, SecondsOrZero, between
+from headgate.config.hints import Count, Host, SecondsOrZero, between
 from headgate.model.errors import UsageError
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig:
-    host: Host = "127.0.0.1"
+    host: Host = LOOPBACK
     """Address to listen on. One other than loopback needs a tenant's key, or --insecure."""
     port: Annotated[int, between(0, 65_535)] = 8000
     """TCP port; 0: a free one."""
@@ -43,6 +45,16 @@ class ListenConfig:
         """Whether only this machine can connect or, for a Unix socket, only this user: a proxy, which speaks for
         others, usually runs as another user."""
         return is_loopback(self.host) if self.uds is None else self.uds_for == "owner"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EppConfig:
+    host: Host = LOOPBACK
+    """Address on which proxies ask over gRPC. It has no keys: let only the proxy reach it."""
+    port: Annotated[int, between(0, 65_535)] = 9002
+    """Its TCP port; 0: a free one."""
+    streams: Count = 10_000
+    """Maximum requests that proxies may have open; further ones are refused with 503."""
 
 
 def check_exposure(listen: ListenConfig, has_keys: bool, insecure: bool) -> None:

@@ -24,12 +24,14 @@ Part = dict[str, Any]
 
 def envoy(facing: Facing, listen: int = 8080) -> str:
     """The whole file, as `envoy -c` takes it."""
-    bootstrap = {"static_resources": {"listeners": [_listener(facing, listen)], "clusters": [_cluster(facing)]}}
+    bootstrap = {"static_resources": {"listeners": [listener(facing, listen)], "clusters": [_cluster(facing)]}}
     text = yaml.safe_dump(bootstrap, sort_keys=False, width=120)
     return f"# Made by `headgate export envoy`: change the config, not this file.\n{text}"
 
 
-def _listener(facing: Facing, port: int) -> Part:
+def listener(facing: Facing, port: int, filters: tuple[Part, ...] = (), retries: Part | None = None) -> Part:
+    """The listener for clients. `filters`: what looks at a request before it is sent. `retries`: Envoy's retry policy;
+    None: no request is sent twice."""
     manager = {
         "@type": _MANAGER,
         "stat_prefix": "headgate",
@@ -42,15 +44,15 @@ def _listener(facing: Facing, port: int) -> Part:
         "request_timeout": f"{facing.header_s + facing.body_s}s",
         "stream_idle_timeout": f"{facing.quiet_s}s",
         "upgrade_configs": [{"upgrade_type": "websocket"}],
-        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": _ROUTER}}],
+        "http_filters": [*filters, {"name": "envoy.filters.http.router", "typed_config": {"@type": _ROUTER}}],
         "route_config": {
             "name": "headgate",
-            "virtual_hosts": [{"name": "headgate", "domains": ["*"], "routes": [_route(facing)]}],
+            "virtual_hosts": [{"name": "headgate", "domains": ["*"], "routes": [_route(facing, retries)]}],
         },
     }
     return {
         "name": "headgate",
-        "address": _socket("0.0.0.0", port),
+        "address": socket("0.0.0.0", port),
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "filter_chains": [
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
@@ -58,12 +60,12 @@ def _listener(facing: Facing, port: int) -> Part:
     }
 
 
-def _route(facing: Facing) -> Part:
+def _route(facing: Facing, retries: Part | None) -> Part:
     """0 s: no limit on the duration of an answer. Without a retry policy no request is sent twice."""
-    return {
-        "match": {"prefix": "/"},
-        "route": {"cluster": "headgate", "timeout": "0s", "idle_timeout": f"{facing.quiet_s}s"},
-    }
+    route: Part = {"cluster": "headgate", "timeout": "0s", "idle_timeout": f"{facing.quiet_s}s"}
+    if retries is not None:
+        route["retry_policy"] = retries
+    return {"match": {"prefix": "/"}, "route": route}
 
 
 def _cluster(facing: Facing) -> Part:
@@ -96,7 +98,7 @@ def _cluster(facing: Facing) -> Part:
         "load_assignment": {
             "cluster_name": "headgate",
             "endpoints": [
-                {"lb_endpoints": [{"endpoint": {"address": _socket(g.host, g.port)}} for g in facing.gateways]}
+                {"lb_endpoints": [{"endpoint": {"address": socket(g.host, g.port)}} for g in facing.gateways]}
             ],
         },
     }
@@ -108,5 +110,5 @@ def _cluster(facing: Facing) -> Part:
     return cluster
 
 
-def _socket(host: str, port: int) -> Part:
+def socket(host: str, port: int) -> Part:
     return {"socket_address": {"address": host, "port_value": port}}

@@ -28,6 +28,7 @@ LAST = "-1000000"
 """The deletion cost of the pod that is to go: the lowest goes first."""
 COST = "controller.kubernetes.io/pod-deletion-cost"
 VERSION = "app.kubernetes.io/version"
+POOLS = "/apis/inference.networking.k8s.io/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class KubernetesFleet:
         self._spec = spec
         self._api: Api
         self._workload = self._path = ""
-        self._selector = config.selector or ""
+        self._selector, self._port = config.selector or "", config.port
         self._pods: dict[str, Pod] = {}
         self._replicas: dict[ReplicaId, Replica] = {}
         """Pods with an address, as reported to the watcher."""
@@ -112,16 +113,24 @@ class KubernetesFleet:
         space = f"/namespaces/{self._api.namespace}"
         self._workload = f"/apis/apps/v1{space}/{self._config.workload.lower()}s/{self._config.name}"
         self._path = f"/api/v1{space}/pods"
+        pool = self._config.inference_pool
+        if pool is not None:
+            found = await self._get(f"{POOLS}{space}/inferencepools/{pool}", f"InferencePool {pool}", "apply it first")
+            self._port = int(found["spec"]["targetPorts"][0]["number"])
+        else:
+            what = f"{self._config.workload} {self._config.name}"
+            found = await self._get(self._workload, what, "`headgate export kubernetes` prints one to apply")
+        self._selector = self._selector or _as_text(found["spec"]["selector"])
+        version = await self._relist()
+        self._following = asyncio.get_running_loop().create_task(self._follow(version))
+
+    async def _get(self, path: str, what: str, else_: str) -> Object:
         try:
-            workload = await self._api.get(self._workload)
+            return await self._api.get(path)
         except ApiError as error:
             if error.status != 404:
                 raise
-            what = f"{self._config.workload} {self._config.name} in namespace {self._api.namespace}"
-            raise FleetError(f"there is no {what}: `headgate export kubernetes` prints one to apply") from error
-        self._selector = self._selector or _as_text(workload["spec"]["selector"])
-        version = await self._relist()
-        self._following = asyncio.get_running_loop().create_task(self._follow(version))
+            raise FleetError(f"there is no {what} in namespace {self._api.namespace}: {else_}") from error
 
     def watch(self, callback: Callback) -> None:
         self._callback = callback
@@ -297,7 +306,7 @@ class KubernetesFleet:
 
     def _appear(self, pod: Pod) -> None:
         spec, host = self._spec, f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
-        replica = spec.replica(pod.name, f"{self._config.scheme}://{host}:{self._config.port}")
+        replica = spec.replica(pod.name, f"{self._config.scheme}://{host}:{self._port}")
         if pod.version is not None and "version" not in spec.tags:
             replica = replace(replica, tags={**spec.tags, "version": pod.version})
         self._replicas[pod.name] = replica

@@ -248,6 +248,12 @@ class Placing:
         encoded = accepted.encoded if body is accepted.body else b""
         relay.start(_ask(ticket, place, head, encoded or _encode(body), relay))
 
+    def body_for(self, ticket: Ticket, replica_id: ReplicaId) -> bytes | None:
+        """The body for this replica, where a proxy sends it; None: the client's own, as it came."""
+        accepted = ticket.accepted
+        body = self._body(ticket, accepted, self._places[replica_id], self._dispatcher.lanes[accepted.request.lane])
+        return None if accepted.encoded and body is accepted.body else _encode(body)
+
     def hedge(self, ticket: Ticket, command: Hedge, now: float) -> None:
         """Asks a second replica while the first has not answered."""
         place, relay, accepted = self._places.get(command.replica_id), ticket.relay, ticket.accepted

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Reload = Callable[[], GatewayConfig]
 LOOK_EVERY_S = 1.0
 FIXED = (
-    "listen", "limits", "timeouts", "relay", "health", "warm", "retry", "hedge", "embedded", "shared", "observe",
+    "listen", "epp", "limits", "timeouts", "relay", "health", "warm", "retry", "hedge", "embedded", "shared", "observe",
     "record", "batches",
 )  # fmt: skip
 

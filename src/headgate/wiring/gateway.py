@@ -65,6 +65,7 @@ from headgate.wiring.common import (
     tls_of,
     wait,
 )
+from headgate.wiring.epp import picker_server
 from headgate.wiring.fleet import FleetWiring, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import SharedWiring
@@ -76,6 +77,8 @@ SURFACES = (("page", "/"), ("API docs", "/docs"), ("figures", "/metrics"))
 """What people find at the gateway's address, besides the API."""
 NONE_ANSWERS_S = 3.0
 """Seconds after which it is reported that no replica has answered yet."""
+OTHERS_S = 1.0
+"""Seconds for the other replicas to answer once one has, before the banner says how many did: usually all are there."""
 
 
 class BrainDesk(Protocol):
@@ -139,6 +142,9 @@ async def serve_gateway(
             progress.listening(where, SURFACES)
         else:
             where = await desk.open(parts, stack, stop, clock)
+        if parts.epp is not None:
+            stack.push_async_callback(parts.epp.close)
+            log.info("proxies ask over gRPC at %s", await parts.epp.listen())
         ready, background = parts.start_replicas(stack)
         if parts.shared is not None:
             background.append(await parts.shared.start(parts.gateway, stack))
@@ -200,6 +206,10 @@ class GatewayParts:
         )
         stack.push_async_callback(roster.close)
         self._private = config.listen.is_private
+        self.epp = None
+        if config.epp is not None:
+            bounds = wire_limits(config.limits, config.timeouts, most_connections())
+            self.epp = picker_server(config.epp, gateway, bounds, clock)
         self.access = access = AdminAccess(
             config.admin_keys, loopback_only=self._private, tenants_have_keys=config.asks_for_keys
         )
@@ -285,6 +295,8 @@ class GatewayParts:
         """Says that the gateway is going, and lets running requests finish."""
         self._routes.drain()
         self.batches.drain()
+        if self.epp is not None:
+            self.epp.drain()
         self.http.say_close()
         await asyncio.sleep(NOTICE_S)
         self.instruments.live.close()
@@ -324,6 +336,8 @@ async def _announce(
     if not done:
         progress.none_answer(parts.replica_lines(), config.timeouts.no_replica_wait_s)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if config.replicas:
+        await asyncio.wait(waiting, timeout=OTHERS_S)
     models, key = parts.roster.catalog.names, not config.anonymous.allowed
     collect_seldom()
     lines = parts.replica_lines() if config.replicas else []

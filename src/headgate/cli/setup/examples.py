@@ -4,6 +4,11 @@ from cyclopts import App
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("headgate serve", "headgate serve --replica http://10.0.0.7:8000", "headgate init"),
+    "epp": (
+        "headgate epp --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000 --grpc-host 0.0.0.0",
+        "headgate epp --config headgate.yaml",
+        "headgate export envoy --config headgate.yaml --picker 10.0.0.5:9002",
+    ),
     "serve": (
         "headgate serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000",
         "headgate serve --vllm meta-llama/Llama-3.1-8B-Instruct --engines 2 -- --max-num-seqs 64",
