@@ -14,11 +14,13 @@ from headgate.model.event import (
     QuoteAsked,
     Refuse,
     ReplicaAsleep,
+    ReplicaJoined,
     ReplicaLeft,
     ReplicaParked,
     Tick,
 )
 from headgate.model.outcome import Outcome
+from headgate.model.replica import Replica
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.scaling.forecast import Forecast
 from headgate.policy.scaling.lifecycle import Lifecycle
@@ -30,7 +32,7 @@ from headgate.policy.scaling.orders import (
     StopReplica,
     WakeReplica,
 )
-from headgate.policy.scaling.placement import Activate, Drain, Park, PoolMember, PoolView, Sleep, Wake
+from headgate.policy.scaling.placement import Activate, Drain, Park, PoolMember, PoolView, Sleep, Wake, rest
 from headgate.policy.scaling.pool import SLEEP_AGAIN_S
 from headgate.policy.scaling.scale import Scaler
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
@@ -131,10 +133,11 @@ def test_what_a_forecast_would_refuse_is_held_as_far_as_the_sleeping_have_room()
     assert len(placed(made.on(ReplicaParked("p", False), now + 0.1))) == 4
     assert not made.wanted_awake(now + 0.1)
     # What it takes off the queue is not in the forecast yet: that goes for a while.
-    assert refused(made, now + 0.1) == []
+    assert [refused(made, now + 0.1) for _ in range(3)] == [[], [], []]
     (quote,) = made.on(QuoteAsked(request("slow", at=now + 0.1)), now + 0.1)
     assert isinstance(quote, Quote)
     assert quote.admitted
+    assert quote.message == "it would wait for a replica that has just woken up"
     assert made.book.sleepers.of("m", "slow", now + 0.1) == (4, 0.0)
     assert made.book.sleepers.of("m", "slow", now + 0.1 + WAKE_S) is None
     made.on(ReplicaParked("p", True), now + 0.2)
@@ -170,6 +173,7 @@ def test_with_all_of_them_asleep_requests_wait_even_where_a_version_is_pinned() 
     plain, pinned = request(), request().but(pinned=True)
     assert send(made, plain, pinned) == []
     assert made.wanted_awake(0.0)
+    assert made.on(ReplicaJoined(Replica(id="q", url="http://q", model="another", slots=1)), 0.1) == []
     assert ticked(made, bound + WAKE_S - 0.01) == []
     assert {one.request_id for one in ticked(made, bound + WAKE_S)} == {plain.id, pinned.id}  # type: ignore[attr-defined]
 
@@ -187,6 +191,17 @@ def test_what_it_had_cached_is_forgotten() -> None:
     made.on(ReplicaAsleep(sent.replica_id, WAKE_S), 0.2)
     assert not made.book.entries[sent.replica_id].links.seen
     made.on(ReplicaAsleep("unknown", WAKE_S), 0.2)
+
+
+def test_one_that_was_parked_before_it_joined_has_no_room_yet() -> None:
+    made = dispatcher(1)
+    made.on(ReplicaParked("p", True), 0.0)
+    made.on(ReplicaAsleep("p", WAKE_S), 0.0)
+    assert made.book.sleepers.of("m", "fast", 0.0) is None
+    made.on(ReplicaJoined(Replica(id="p", url="http://p", model="m", lanes=frozenset({"long"}), slots=2)), 0.1)
+    assert made.book.sleepers.of("m", "fast", 0.1) is None
+    assert made.book.sleepers.of("m", "long", 0.1) == (2, WAKE_S)
+    assert made.book.sleepers.of("other", "long", 0.1) is None
 
 
 # -- the pool -------------------------------------------------------------------------------------------------------
@@ -299,6 +314,7 @@ def test_one_that_dies_asleep_and_comes_back_is_not_meant_to_serve() -> None:
     assert not scene.pool.members["b"].then_serve
     assert scene.pool.activate("unknown", "", scene.now) == scene.pool.wake("unknown", "", scene.now) == ""
     assert scene.pool.sleep("a", "it serves", scene.now) == ""
+    assert scene.pool.activate("a", "it serves", scene.now) == ""
 
 
 # -- the scaler -----------------------------------------------------------------------------------------------------
@@ -359,6 +375,15 @@ def test_the_forecast_keeps_awake_or_wakes_what_it_will_want() -> None:
     assert Wake("b") in actions or Activate("b") in actions
     sure.demand = 1.0
     assert decided(Scaler(config, sure), *busy, *sleeping) == ()
+
+
+def test_no_more_are_woken_or_put_to_sleep_than_it_takes() -> None:
+    parked = [member(name, Lifecycle.PARKED) for name in "ab"]
+    sleeping = [member(name, Lifecycle.ASLEEP) for name in "cd"]
+    assert rest([*parked, *sleeping], awake=3, after_s=60.0, now=1000.0) == (Wake("c"),)
+    assert rest([*parked, *sleeping], awake=2, after_s=60.0, now=1000.0) == ()
+    assert rest([*parked, *sleeping], awake=1, after_s=60.0, now=1000.0) == (Sleep("a"),)
+    assert rest([*parked, *sleeping], awake=1, after_s=None, now=1000.0) == ()
 
 
 def test_sleep_without_a_warm_pool_is_a_contradiction() -> None:

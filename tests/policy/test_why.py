@@ -208,6 +208,14 @@ def test_time_lost_on_replicas_and_waiting_after_it_is_their_doing(busy: bool) -
     assert [p.cause for p in many.parts if p.stage == "retry"][-1].endswith("; 99 attempts failed in all")
 
 
+def test_a_wait_for_a_sleeping_replica_says_how_long_it_took_to_wake_up() -> None:
+    explanation = explain(record(queue_s=2.1, woke_s=1.9, replica="b"), [], [], USUAL)
+    (wait,) = [part for part in explanation.parts if part.stage == "queue"]
+    assert wait.cause == "for sleeping replica b to wake up, which took 1.9 s of it"
+    assert (wait.because.kind, wait.because.who, wait.because.figures) == ("asleep", "b", {"woke_s": 1.9})
+    assert main_cause(explanation) == "asleep"
+
+
 def test_time_lost_on_nobody_knows_whom() -> None:
     assert main_cause(explain(record(retry_s=1.0), [], [])) == "retry"
 
