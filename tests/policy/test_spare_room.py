@@ -33,10 +33,11 @@ def test_no_line_joins_prompts_that_are_not_computed_yet() -> None:
 
 def test_lines_make_way_for_what_waits_without_a_slot() -> None:
     room = SpareRoom()
-    assert room.look(IDLE._replace(used=32, lines=10, others_waiting=3), 1.0)[:2] == (0, 3)
-    assert room.look(IDLE._replace(used=31, lines=10, others_waiting=3), 1.0)[:2] == (0, 2)
-    assert room.look(IDLE._replace(used=32, lines=2, others_waiting=3), 1.0)[:2] == (0, 2)
-    assert room.look(IDLE._replace(used=20, lines=10, others_waiting=3), 1.0)[:2] == (0, 0)
+    quiet = IDLE._replace(lines=30, used=32)
+    assert room.look(quiet._replace(others_waiting=3), 1.0)[:2] == (0, 3)
+    assert room.look(quiet._replace(used=31, lines=29, others_waiting=3), 1.0)[:2] == (0, 2)
+    assert room.look(quiet._replace(used=3, lines=2, others_waiting=40), 1.0)[:2] == (0, 2)
+    assert room.look(quiet._replace(used=20, lines=18, others_waiting=3), 1.0)[:2] == (0, 0)
 
 
 def test_after_others_waited_nothing_is_sent_for_a_moment() -> None:
@@ -44,6 +45,28 @@ def test_after_others_waited_nothing_is_sent_for_a_moment() -> None:
     room.look(IDLE._replace(others_waiting=1), 1.0)
     assert room.look(IDLE, 1.0 + QUIET_S * 0.9).send == 0
     assert room.look(IDLE, 1.0 + QUIET_S * 1.1).send == 4
+
+
+def test_beside_a_crowd_few_lines_run_and_the_rest_are_put_back() -> None:
+    room, large = SpareRoom(), Spare(4, 1024, 0, 0, 0, 0, 0.0)
+    few = large._replace(used=407, lines=400)
+    assert room.look(few, 0.0)[:2] == (4, 0)
+    crowd = large._replace(used=408, lines=400)
+    assert room.look(crowd, 1.0)[:2] == (0, 400 - 32)
+    assert room.look(crowd, 1.0).reason == "other lanes need the replicas"
+    assert room.look(crowd._replace(used=39, lines=31), 1.0)[:2] == (1, 0)
+    assert room.look(few, 1.0 + QUIET_S * 0.9).end == 400 - 32
+    assert room.look(few, 1.0 + QUIET_S * 1.1)[:2] == (4, 0)
+
+
+def test_a_replica_of_few_slots_keeps_one_line_beside_others() -> None:
+    room = SpareRoom()
+    assert room.look(IDLE._replace(used=9, lines=5), 0.0)[:2] == (0, 1)
+    assert room.look(IDLE._replace(used=8, lines=5), 9.0)[:2] == (4, 0)
+
+
+def test_replicas_whose_slots_are_all_taken_by_lines_are_full() -> None:
+    assert "full" in SpareRoom().look(IDLE._replace(used=32, lines=32), 0.0).reason
 
 
 # -- as a dispatcher tells it -------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class Instruments:
         self._say_again_at = -inf
         self._rollouts: Callable[[], list[dict[str, Any]]] = list
         """Returns the status of rollouts, for the page."""
+        self._batches: Callable[[], dict[str, Any]] = dict
+        """Returns the batches that are not over, for the page."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
         self.pulse = Pulse(clock)
         gateway.dispatcher.gauges_from(
@@ -130,6 +132,7 @@ class Instruments:
             watches=roster.watches,
             fleet=lambda: roster.fleet,
             rollouts=lambda: self._rollouts(),
+            batches=lambda: self._batches(),
             profiles=profiles_of(observe),
             clock=self._clock,
             refresh=self.catch_up,
@@ -189,6 +192,10 @@ class Instruments:
     def show_rollouts(self, status: Callable[[], list[dict[str, Any]]]) -> None:
         """Shows the status of rollouts on the page from now on."""
         self._rollouts = status
+
+    def show_batches(self, news: Callable[[], dict[str, Any]]) -> None:
+        """Shows the batches that are not over on the page from now on."""
+        self._batches = news
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()

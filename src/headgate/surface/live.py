@@ -25,6 +25,7 @@ Each event is one JSON object with one key:
                          gateway does not start and stop
               fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,
                          reasons
+              batches    trouble of their folder, and each batch that is not over: see batches/admin.py, news
               rollouts   for each public name with versions: see upkeep/rollouts.py, status
               shared     null, or connected, gateways, part: what gateways share
               alerts     name, lane, severity, value, bound, message, since_s

@@ -61,6 +61,8 @@ class Sources:
     """Returns the fleet that starts and stops replicas; None: there is none."""
     rollouts: Callable[[], list[dict[str, Any]]] = list
     """Returns the versions of models, and which of them is being tried out."""
+    batches: Callable[[], dict[str, Any]] = dict
+    """Returns the batches that are not over; nothing: they are off."""
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """Machine profiles of the replicas by their tag gpu_type; `any`: of all others."""
     clock: Clock = monotonic
@@ -95,6 +97,7 @@ class Snapshot:
             "outage": self._conditions.outage(now),
             "fleet": None if fleet is None else fleet.news(),
             "rollouts": sources.rollouts(),
+            "batches": sources.batches(),
             "shared": None if seen.shared is None else msgspec.to_builtins(seen.shared),
             "alerts": state["alerts"],
             "findings": [asdict(finding) for finding in found],

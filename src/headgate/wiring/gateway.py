@@ -223,6 +223,7 @@ class GatewayParts:
         rescale = None if self.fleet is None else self.fleet.rescale
         self.change = ConfigChange(config, gateway, roster, access, events, clock, reload=reload, rescale=rescale)
         self.batches = BatchWiring(config, gateway, access, clock)
+        self.instruments.show_batches(self.batches.admin.news)
         self._open_surface(clock)
 
     def _keep_log(self, access_lines: LogWriter | None, stack: AsyncExitStack, clock: Clock) -> None:

@@ -10,11 +10,18 @@ from typing import Final, NamedTuple
 
 AHEAD: Final = 1
 """Lines per replica that may wait in the dispatcher's queue, so that a slot that comes free is taken at once."""
-PREFILL_S: Final = 0.1
+PREFILL_S: Final = 0.01
 """Seconds of prompts without a first token that a replica may have when it is given another line: counted in the tokens
 that it has to compute, at its measured pace."""
-QUIET_S: Final = 0.25
-"""Seconds without a waiting request of another lane, until more is sent."""
+QUIET_S: Final = 1.0
+"""Seconds for which a crowd, or a waiting request of another lane, counts after it was last seen."""
+CROWD: Final = 1 / 128
+"""Share of a replica's slots, and at least one, that requests of other lanes have where they come in a crowd."""
+BESIDE: Final = 1 / 32
+"""Share of the slots, and at least one a replica, that lines may have beside a crowd: each makes every step of the
+replica longer, and with it the others' first tokens."""
+
+FULL: Final = "replicas are full, as far as batches may fill them"
 
 
 class Spare(NamedTuple):
@@ -48,22 +55,34 @@ class LinePace(NamedTuple):
 class SpareRoom:
     """The pace of one model's lines."""
 
-    __slots__ = ("_waited_at",)
+    __slots__ = ("_crowded_at", "_waited_at")
 
     def __init__(self) -> None:
         self._waited_at = float("-inf")
         """When a request of another lane was last seen waiting."""
+        self._crowded_at = float("-inf")
+        """When requests of other lanes were last seen in a crowd."""
 
     def look(self, spare: Spare, now: float) -> LinePace:
         if not spare.replicas:
             return LinePace(0, 0, "no replica can be used")
+        slots = spare.limit / spare.replicas
+        if spare.used - spare.lines >= spare.replicas * max(1.0, CROWD * slots):
+            self._crowded_at = now
+        most = spare.limit
+        if now - self._crowded_at < QUIET_S:
+            most = int(spare.replicas * max(1.0, BESIDE * slots))
+        end = max(0, spare.lines - most)
         if spare.others_waiting:
             self._waited_at = now
-            full = spare.limit - spare.used
-            return LinePace(0, min(spare.lines, max(0, spare.others_waiting - full)), "other lanes wait")
+            free = max(0, spare.limit - spare.used)
+            end = max(end, min(spare.lines, spare.others_waiting - free))
+            return LinePace(0, end, "other lanes wait")
         if now - self._waited_at < QUIET_S:
-            return LinePace(0, 0, "other lanes waited a moment ago")
+            return LinePace(0, end, "other lanes waited a moment ago")
+        if spare.lines + spare.lines_waiting >= most:
+            return LinePace(0, end, "other lanes need the replicas" if most < spare.limit else FULL)
         if spare.prefill_s > PREFILL_S:
-            return LinePace(0, 0, "replicas have prompts to compute")
-        send = AHEAD * spare.replicas - spare.lines_waiting
-        return LinePace(max(0, send), 0, "" if send > 0 else "replicas are full, as far as batches may fill them")
+            return LinePace(0, end, "replicas have prompts to compute")
+        send = min(AHEAD * spare.replicas - spare.lines_waiting, most - spare.lines - spare.lines_waiting)
+        return LinePace(max(0, send), end, "" if send > 0 else FULL)

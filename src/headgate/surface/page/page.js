@@ -8,6 +8,7 @@ import { span } from "./format.js";
 import * as keys from "./keys.js";
 import { anyHistory, chooseFigure, chooseRange, chooseView, redraw, refreshRange, takeHistory, takeLanes } from "./lanes.js";
 import { takeQueues, takeTroubles, takeVerdict, takeVitals } from "./news.js";
+import * as batches from "./batches.js";
 import * as rollout from "./rollout.js";
 import * as slow from "./slow.js";
 import * as trial from "./trial.js";
@@ -40,6 +41,7 @@ function draw() {
   takeQueues(snapshot.lanes);
   fleet.takeReplicas(snapshot.replicas, snapshot.fleet ?? null);
   rollout.takeRollouts(snapshot.rollouts);
+  batches.takeBatches(snapshot.batches);
   slow.takeSlowest(snapshot.slowest);
   trial.takeChoices(snapshot);
   welcome(snapshot);
@@ -139,6 +141,7 @@ const feed = new Feed(take, linked);
 
 fleet.setUp();
 rollout.setUp();
+batches.setUp();
 slow.setUp();
 trial.setUp();
 keys.setUp({
