@@ -32,7 +32,7 @@ class EndpointPicker:
         self._gateway = gateway
         self._clock = clock
         self._open: dict[Exchange, Pick] = {}
-        gateway.send_by(self.send)
+        gateway.placing.divert(self.send)
 
     @property
     def clock(self) -> Clock:
@@ -104,14 +104,14 @@ class EndpointPicker:
         accepted.request = request
         self._gateway.enter(exchange, accepted)
 
-    def send(self, ticket: Ticket, replica_id: ReplicaId, now: float) -> None:
-        """What the gateway calls instead of `Placing.send`."""
+    def send(self, ticket: Ticket, replica_id: ReplicaId, now: float) -> bool:
+        """Names the endpoint where a proxy asked for it. False: the gateway sends the request as always."""
         pick, placing = self._open.get(ticket.exchange), self._gateway.placing
         if pick is None:
-            placing.send(ticket, replica_id, now)
-            return
+            return False
         ticket.timeline.send(placing.places[replica_id].replica, now)
         pick.chosen(ticket, Endpoints(self._endpoints(ticket, replica_id), placing.body_for(ticket, replica_id)))
+        return True
 
     def _endpoints(self, ticket: Ticket, replica_id: ReplicaId) -> tuple[str, ...]:
         """The replica that was chosen; then the best of those compared with it; then others of the same model, so that

@@ -8,7 +8,6 @@ replica's call, and the end comes back to the dispatcher as an event.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -75,7 +74,6 @@ class Gateway:
         self.held = held
         self._events, self._contexts = hooks.events, hooks.contexts
         self._keep_prompt, self._hold = hooks.keep_prompt, hooks.hold
-        self._send: Callable[[Ticket, ReplicaId, float], None] = placing.send
         self.shadows = Shadows(port.with_room, placing.places, clock)
         self._loop = asyncio.get_running_loop()
         self.long = LongBodies(port, acceptor, self.held, self.enter, self.turn_away, clock)
@@ -87,10 +85,6 @@ class Gateway:
         """The dispatcher, for all who read more of it than the data path does: it must be in this process."""
         assert isinstance(self.port, Dispatcher)
         return self.port
-
-    def send_by(self, send: Callable[[Ticket, ReplicaId, float], None]) -> None:
-        """Has this send requests to their replicas from now on, instead of `Placing`."""
-        self._send = send
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -235,7 +229,7 @@ class Gateway:
             if command.model and command.model != ticket.accepted.request.model:
                 ticket.accepted.stand_in(command.model)
             timeline.cold, timeline.woke_s = command.cold, command.woke_s
-            self._send(ticket, command.replica_id, now)
+            self.placing.send(ticket, command.replica_id, now)
             return
         if ticket.relay is not None:
             ticket.relay.fail(ReplicaFailed(command.message))  # no replica continues the stream

@@ -152,6 +152,7 @@ class Placing:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._places: dict[ReplicaId, Endpoint] = {}
+        self._instead: Callable[[Ticket, ReplicaId, float], bool] | None = None
         self._changed: Callable[[], None] | None = None
         """Hears that replicas or their names have changed; None: no worker is to be told."""
 
@@ -217,8 +218,14 @@ class Placing:
 
     # -- requests ----------------------------------------------------------------------------------------
 
+    def divert(self, instead: Callable[[Ticket, ReplicaId, float], bool]) -> None:
+        """Asks this first from now on, for each request: where it returns true, a proxy sends the request itself."""
+        self._instead = instead
+
     def send(self, ticket: Ticket, replica_id: ReplicaId, now: float) -> None:
         """Sends a request that waited in the queue."""
+        if self._instead is not None and self._instead(ticket, replica_id, now):
+            return
         place, timeline = self._places[replica_id], ticket.timeline
         timeline.send(place.replica, now)
         accepted = ticket.accepted
