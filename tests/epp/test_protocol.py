@@ -23,9 +23,7 @@ from headgate.wiring.gateway import build_gateway
 from tests.wire.serving import live, until
 
 grpc = pytest.importorskip("grpc", reason="no grpcio (pip install 'headgate[epp]')")
-proto: Any = pytest.importorskip(
-    "envoy.service.ext_proc.v3.external_processor_pb2", reason="no xds-protos (pip install 'headgate[epp]')"
-)
+from headgate.epp import messages as proto  # noqa: E402
 
 DUPLEX, BUFFERED, STREAMED = 4, 2, 1
 ASK = b'{"model":"default","messages":[{"role":"user","content":"Say hello."}],"stream":true,"max_tokens":40}'
@@ -85,7 +83,7 @@ def headers(
     end: bool = False, mode: int | None = DUPLEX, shows: int = 0, path: str = "/v1/chat/completions", **more: str
 ) -> Any:
     pairs = {":method": "POST", ":path": path, "content-type": "application/json", **more}
-    message = proto.ProcessingRequest(request_headers=proto.HttpHeaders(end_of_stream=end))
+    message = proto.ProcessingRequest(request_headers=proto.CLASSES["HttpHeaders"](end_of_stream=end))
     for name, value in pairs.items():
         one = message.request_headers.headers.headers.add()
         one.key, one.raw_value = name.replace("_", "-"), value.encode()
@@ -96,11 +94,11 @@ def headers(
 
 
 def body(data: bytes = ASK, end: bool = True) -> Any:
-    return proto.ProcessingRequest(request_body=proto.HttpBody(body=data, end_of_stream=end))
+    return proto.ProcessingRequest(request_body=proto.CLASSES["HttpBody"](body=data, end_of_stream=end))
 
 
 def answer_headers(status: str, kind: str = "text/event-stream", end: bool = False) -> Any:
-    message = proto.ProcessingRequest(response_headers=proto.HttpHeaders(end_of_stream=end))
+    message = proto.ProcessingRequest(response_headers=proto.CLASSES["HttpHeaders"](end_of_stream=end))
     for name, value in ((":status", status), ("content-type", kind)):
         one = message.response_headers.headers.headers.add()
         one.key, one.raw_value = name, value.encode()
@@ -108,7 +106,7 @@ def answer_headers(status: str, kind: str = "text/event-stream", end: bool = Fal
 
 
 def answer_body(data: bytes, end: bool = False) -> Any:
-    return proto.ProcessingRequest(response_body=proto.HttpBody(body=data, end_of_stream=end))
+    return proto.ProcessingRequest(response_body=proto.CLASSES["HttpBody"](body=data, end_of_stream=end))
 
 
 def endpoints(answer: Any, where: str = "request_headers") -> list[str]:
@@ -291,7 +289,7 @@ async def test_a_body_over_the_limit_and_too_many_streams_are_refused() -> None:
         [answer_body(b"x")],
         [headers(), headers(), body(b"", end=False)],
         [headers(), answer_headers("nonsense")],
-        [headers(), proto.ProcessingRequest(request_trailers=proto.HttpTrailers())],
+        [headers(), proto.ProcessingRequest(request_trailers=proto.CLASSES["HttpTrailers"]())],
         [headers(), body(b"\xff\x00 not JSON")],
         [headers(), body(b"[" * 5000)],
         [headers(mode=None), body(b"{}"), body(b"{}"), answer_body(b"data: x", True), answer_headers("200")],

@@ -11,12 +11,12 @@ import os
 from typing import Any, Final
 
 import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc.aio import EOF
 
 from headgate.config.listen import EppConfig
 from headgate.epp import answers
 from headgate.epp.answers import BUFFERED, FULL_DUPLEX, HINT, SUBSET, Message
+from headgate.epp.messages import ProcessingRequest, ProcessingResponse
 from headgate.epp.observed import Observed
 from headgate.epp.pick import Pick, TurnedAway
 from headgate.epp.picker import COMPLETIONS, EndpointPicker
@@ -68,7 +68,7 @@ class PickStream:
             return await self._on_body(message.request_body.body, message.request_body.end_of_stream)
         if kind == "request_trailers":
             told = [] if self._sent or self._mode != FULL_DUPLEX else await self._decide()
-            return [*told, answers.request_trailers()]
+            return [*told, answers.go_on("request_trailers")]
         return self._on_answer(kind, message)
 
     def over(self) -> None:
@@ -99,7 +99,7 @@ class PickStream:
                 self._picker.ask_any(pick)
             self._sent = True
             return [answers.decided(await pick.decided)]
-        return [answers.go_on_headers()] if self._mode == BUFFERED else []
+        return [answers.go_on("request_headers")] if self._mode == BUFFERED else []
 
     async def _on_body(self, body: bytes, end: bool) -> list[Message]:
         if self._sent:  # of a request that was decided by its headers
@@ -136,11 +136,11 @@ class PickStream:
             self.pick.observed = Observed(int(status) if status.isdigit() else 200, stream)
             if message.response_headers.end_of_stream:
                 self.pick.observed.end(now)
-            return [answers.go_on_response_headers()]
+            return [answers.go_on("response_headers")]
         if kind == "response_trailers":
             if self.pick.observed is not None:
                 self.pick.observed.end(now)
-            return [answers.response_trailers()]
+            return [answers.go_on("response_trailers")]
         part = message.response_body
         if self.pick.observed is not None and self.pick.observed.take(part.body, part.end_of_stream, now):
             self._picker.first(self.pick)
@@ -208,7 +208,7 @@ class PickerServer:
 class _Routes(grpc.GenericRpcHandler):
     def __init__(self, server: PickerServer) -> None:
         self._process = grpc.stream_stream_rpc_method_handler(
-            server.process, ext_proc.ProcessingRequest.FromString, ext_proc.ProcessingResponse.SerializeToString
+            server.process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
         )
         self._health = grpc.unary_unary_rpc_method_handler(server.health)
 
@@ -219,9 +219,9 @@ class _Routes(grpc.GenericRpcHandler):
 def _subset(message: Any, headers: dict[str, str]) -> frozenset[str] | None:
     """Addresses that the proxy allows, from its metadata or a header; None: all."""
     found: list[str] = []
-    hint = message.metadata_context.filter_metadata.get(HINT)
-    if hint is not None and SUBSET in hint.fields:
-        value = hint.fields[SUBSET]
+    hints = message.metadata_context.filter_metadata
+    if HINT in hints and SUBSET in hints[HINT].fields:
+        value = hints[HINT].fields[SUBSET]
         if value.HasField("list_value"):
             found = [one.string_value for one in value.list_value.values]
         else:

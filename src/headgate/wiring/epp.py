@@ -17,7 +17,7 @@ def picker_server(config: EppConfig, gateway: Gateway, limits: WireLimits, clock
     try:
         from headgate.epp.server import PickerServer
     except ModuleNotFoundError as error:
-        raise StartupError("epp needs grpcio and xds-protos: pip install 'headgate[epp]'") from error
+        raise StartupError("epp needs grpcio: pip install 'headgate[epp]'") from error
     from headgate.epp.picker import EndpointPicker
 
     return PickerServer(config, EndpointPicker(gateway, clock), limits)
