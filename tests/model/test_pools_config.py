@@ -158,7 +158,7 @@ def test_pools_of_vllm_name_their_model_and_share_no_device() -> None:
     assert config(one.replace("FLAGS", "--lora-modules, a=b")).fleet.served(None) is None
     assert config(one.replace("FLAGS", "")).embedded is None
     two = f"fleet: {{pools: [{{name: a, {vllm}}}, {{name: b, {vllm}}}]}}".replace("FLAGS", "")
-    assert "fleet.pools[0].vllm.devices: expected the devices of each replica" in problems(two)
+    assert len(config(two).fleet.pools) == 2, "they share the machine's devices out among them"
     assert "engine: expected nothing with vllm" in problems(
         one.replace("FLAGS", "").replace("name: a,", "name: a, engine: {},")
     )

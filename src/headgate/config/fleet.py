@@ -299,8 +299,6 @@ def _pools(pools: tuple[PoolConfig, ...]) -> Iterator[tuple[str, str]]:
             first = histories.setdefault(pool.history, index)
             if first != index:
                 yield f"{at}.history", f"fleet.pools[{first}] writes that file already; give each its own"
-        if pool.vllm is not None and not pool.vllm.devices and sum(one.vllm is not None for one in pools) > 1:
-            yield f"{at}.vllm.devices", "expected the devices of each replica: another pool runs vLLM here too"
         if pool.version is not None and "version" in pool.tags:
             yield f"{at}.tags", "version is given as version already"
         if pool.kind == "kubernetes":
