@@ -316,6 +316,7 @@ def test_numbers_are_plain_and_aliases_work() -> None:
             "1: routing.weights: expected at least one above 0: without, every replica has the same score",
         ),
         ("anonymous: {default_lane: slo}", "1: anonymous.default_lane: no lane is called slo; did you mean slow?"),
+        ("listen: {workers: 2}\nepp: {}", "2: epp: expected none with listen.workers above 1"),
         ("listen: {workers: 2, uds: /x}", "1: listen.uds: expected none with listen.workers above 1"),
         (
             "listen: {workers: 2}\nmodels: [{name: a, versions: [{name: x, model: m}, {name: y, model: n}]}]",

@@ -1,5 +1,6 @@
 """Nouns are values: equal by what they say, readable, and errors own their outcome."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from headgate.config.cluster import KubernetesConfig, RayConfig
 from headgate.config.contradictions import contradictions
 from headgate.config.engine import EngineConfig
 from headgate.config.file import describe, parse
-from headgate.config.fleet import EmulateConfig, FleetConfig, VllmConfig, flag_value
+from headgate.config.fleet import AccessConfig, EmulateConfig, FleetConfig, VllmConfig, flag_value
 from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.config.hints import HttpUrl, RedisUrl
 from headgate.config.models import ModelConfig
@@ -106,6 +107,7 @@ def test_redis_addresses(url: str, good: bool) -> None:
             FleetConfig(kind="kubernetes", kubernetes=KubernetesConfig(inference_pool="x")),
             "fleet.kubernetes.inference_pool",
         ),
+        (FleetConfig(kind="processes", access=AccessConfig(api_key_file=Path("/key"))), "fleet.access"),
         (FleetConfig(kind="processes", ray=RayConfig(cpus=7.0)), "fleet.ray"),
         (FleetConfig(kind="processes", history="x", scale=ScaleConfig(forecast=False)), "fleet.history"),  # type: ignore[arg-type]
     ],

@@ -554,3 +554,15 @@ def test_a_draft_gives_way_when_memory_is_short() -> None:
     drain(batch, runner)
     assert one.tokens[16:] == reply(one.tokens[:16], 60)
     assert batch.counts.drafted > 0
+
+
+def test_a_batcher_whose_memory_was_given_back_computes_every_prompt_again() -> None:
+    batch, runner = batcher(), ScriptedRunner()
+    for number, cached in ((1, 0), (2, 40), (3, 0)):
+        if number == 3:
+            batch.forget_cached()
+            runner.held.clear()
+        one = sequence(number, [*range(40), number], max_output=1)
+        batch.add(one)
+        drain(batch, runner)
+        assert one.cached == cached

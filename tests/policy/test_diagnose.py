@@ -9,7 +9,7 @@ import pytest
 from headgate.cli.engine import FLAGS
 from headgate.config.engine import EngineConfig
 from headgate.config.gateway import GatewayConfig, Tenant
-from headgate.explain.diagnose import Finding, LaneView, View, findings
+from headgate.explain.diagnose import DriftView, Finding, LaneView, View, findings
 from headgate.explain.explanation import Kind
 from headgate.explain.remedies import ANSWERS, GROUPS, REFUSALS
 from headgate.model.lane import LANES, Lane
@@ -44,6 +44,16 @@ def test_nothing_to_report_is_an_empty_list() -> None:
 
 def test_a_lane_with_a_handful_of_requests_has_no_tail() -> None:
     assert found(requests=19, ttft_p99_s=9.0, gap_p99_s=9.0, e2e_p999_s=900.0, cold=0, stalled=0) == []
+
+
+def test_a_replica_that_drifts_from_its_profile_is_named() -> None:
+    near = DriftView("near", "h100", 1.1, 500)
+    assert found(View(drifts=(near,))) == []
+    (slow,) = found(View(drifts=(near, DriftView("slow", "h100", 1.5, 500), DriftView("slower", "h100", 2.0, 500))))
+    assert (slow.severity, slow.figure, slow.evidence["which"]) == ("warning", "profile", "slow, slower")
+    assert "tokens of slower take 2.00 times" in slow.cause
+    (fast,) = found(View(drifts=(DriftView("fast", "h100", 0.5, 500),)))
+    assert fast.severity == "note"
 
 
 # -- time to first token --------------------------------------------------------------------------------------

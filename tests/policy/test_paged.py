@@ -75,6 +75,17 @@ def test_what_is_not_used_any_more_stays_cached_and_a_partial_block_does_not() -
     assert (book.owned_blocks, book.cached_blocks) == (11, 0)
 
 
+def test_what_was_forgotten_is_found_by_no_prompt() -> None:
+    book = ledger(blocks=10, host_blocks=8)
+    book.release(put(book, SHARED).slot, 1.0)
+    book.release(put(book, [7] * 16).slot, 2.0)
+    assert book.host_used == 4
+    book.clear()
+    assert (book.owned_blocks, book.cached_blocks, book.host_used, book.free_slots) == (0, 0, 0, 4)
+    assert book.match(chain(SHARED)) == 0
+    assert put(book, SHARED).moves == ()
+
+
 def test_the_last_token_is_never_taken_from_the_cache() -> None:
     book = ledger()
     book.release(put(book, SHARED).slot, 1.0)
