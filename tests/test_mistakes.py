@@ -53,6 +53,7 @@ MISTAKES = [
     Mistake("rollout start assistant", ("VERSION is missing",)),
     Mistake("simulate", ("--load requires an argument",)),
     Mistake("completion tcsh", ("tcsh", '"bash"')),
+    Mistake("plan --load poisson:rate=1 --price -3", ("-3", "--price", ">= 0")),
     Mistake("epp", ("--replica URL, or --config FILE",)),
     Mistake("epp --config FILE", ("no replicas in the config",), text="listen: {port: 0}\n"),
     # -- addresses

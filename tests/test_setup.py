@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cyclopts import App
@@ -206,6 +207,20 @@ def test_help_begins_with_what_is_used_most(capsys: pytest.CaptureFixture[str]) 
     root = said(capsys, "--help")
     groups = ["Run", "See what it does", "Operate", "Measure", "Decide", "Fit in with other tools", "More"]
     assert [root.index(f"─ {name} ─") for name in groups] == sorted(root.index(f"─ {name} ─") for name in groups)
+
+
+@pytest.mark.parametrize("command", ["serve", "epp"])
+def test_a_reload_keeps_what_was_said_on_the_command_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ran = tmp_path / "c.yaml", list[Any]()
+    path.write_text("replicas: [{url: http://127.0.0.1:1}]\nlisten: {drain_s: 3}\n")
+    monkeypatch.setattr("headgate.wiring.gateway.run_gateway", lambda *given: ran.append(given))
+    app([command, "--config", str(path), "--port", "1234"], result_action="return_value")
+    ((config, _, reload, *_),) = ran
+    assert reload() == config
+    path.write_text(path.read_text().replace("drain_s: 3", "drain_s: 4"))
+    assert (reload().listen.port, reload().listen.drain_s) == (1234, 4.0)
 
 
 def test_make_help_lists_what_people_call() -> None:

@@ -80,7 +80,9 @@ class Asker:
             status, body = await self._ask_models(connections)
             models = _model_names(body) if status == 200 else []
             if status in (401, 403):
-                raise StartupError(f"{connections.url} wants an API key: give it with --key KEY")
+                raise StartupError(
+                    f"{connections.url} wants an API key, none or another than was given: give it with --key KEY"
+                )
             if self._found_model is None and models:
                 self._found_model = models[0]
             if not self._model and not models:

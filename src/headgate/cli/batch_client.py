@@ -50,7 +50,8 @@ def cancel(url: str, key: str | None, batch_id: str, console: Console | None = N
 def _table(batches: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("batch", "tenant", "status", "done", "failed", "of", "waits for"):
-        table.add_column(title, justify="right" if title in ("done", "failed", "of") else "left", overflow="fold")
+        number = title in ("done", "failed", "of")
+        table.add_column(title, justify="right" if number else "left", no_wrap=title == "batch", overflow="fold")
     for one in batches:
         counts = one["request_counts"]
         status = Text(one["status"].replace("_", " "), _STYLES.get(one["status"], ""))

@@ -1,7 +1,7 @@
 """Adds `headgate epp`: the gateway's policies as an endpoint picker for Envoy and gateways built on it."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
@@ -10,6 +10,9 @@ from headgate.cli.serve import ServeOptions, chosen_config, run
 from headgate.cli.setup.groups import LISTEN, RUN
 from headgate.cli.setup.log_flags import LogFlags
 from headgate.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from headgate.config.gateway import GatewayConfig
 
 
 def add_to(app: App) -> None:
@@ -32,14 +35,17 @@ def epp(
 
     Envoy sends the requests itself. Page, /metrics and /admin are at --port, as with `headgate serve`.
     """
+    given, asked = options or ServeOptions(), picker or PickerOptions()
+    if not given.replica and given.config is None:
+        raise UsageError("headgate epp picks among running replicas: give --replica URL, or --config FILE with them")
+    run(lambda: _with_picker(chosen_config(given, DEFAULTS), asked), given, logs)
+
+
+def _with_picker(chosen: "GatewayConfig", asked: PickerOptions) -> "GatewayConfig":
     from headgate.config.listen import EppConfig
 
-    options, picker = options or ServeOptions(), picker or PickerOptions()
-    if not options.replica and options.config is None:
-        raise UsageError("headgate epp picks among running replicas: give --replica URL, or --config FILE with them")
-    chosen = chosen_config(options, DEFAULTS)
     if not chosen.replicas and chosen.fleet.kind == "fixed" and not chosen.fleet.pools:
         raise UsageError("there are no replicas in the config: a proxy can't send to an engine inside this process")
-    given = chosen.epp or EppConfig()
-    host, port = picker.grpc_host or given.host, given.port if picker.grpc_port is None else picker.grpc_port
-    run(replace(chosen, epp=replace(given, host=host, port=port)), options, logs)
+    epp = chosen.epp or EppConfig()
+    host, port = asked.grpc_host or epp.host, epp.port if asked.grpc_port is None else asked.grpc_port
+    return replace(chosen, epp=replace(epp, host=host, port=port))

@@ -14,6 +14,8 @@ from headgate.model.errors import UsageError
 from headgate.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headgate.config.fleet import FleetConfig
     from headgate.config.gateway import GatewayConfig
 
@@ -67,18 +69,18 @@ def serve(
     logs: LogFlags | None = None,
 ) -> None:
     """Serve models on one OpenAI-compatible address: the gateway, in front of running engines or with its own."""
-    options = options or ServeOptions()
-    run(chosen_config(options, flags, words), options, logs)
+    given = options or ServeOptions()
+    run(lambda: chosen_config(given, flags, words), given, logs)
 
 
-def run(chosen: "GatewayConfig", options: ServeOptions, logs: LogFlags | None) -> None:
-    """Runs a gateway with this config, which file and arguments have made."""
+def run(made: "Callable[[], GatewayConfig]", options: ServeOptions, logs: LogFlags | None) -> None:
+    """Runs a gateway with the config that file and arguments make, now and at each reload."""
     from headgate.config import file as config_file
     from headgate.config.listen import check_exposure
     from headgate.replica.credentials import Credentials
     from headgate.surface.drift import profiles_of
 
-    logged = (logs or LogFlags()).options()
+    logged, chosen = (logs or LogFlags()).options(), made()
     check_exposure(chosen.listen, chosen.has_keys, options.insecure)
     for one in chosen.replicas:
         Credentials(one)  # says which file can't be used, before anything starts
@@ -96,9 +98,8 @@ def run(chosen: "GatewayConfig", options: ServeOptions, logs: LogFlags | None) -
     progress = Progress(monotonic, shown=logged.banner)
     progress.title()
     path = options.config
-    reload = None if path is None else lambda: config_file.load(path)
-    run = run_gateway if chosen.listen.workers == 1 else run_several
-    run(chosen, progress, reload, options.event_log, path if options.watch else None, logged)
+    start = run_gateway if chosen.listen.workers == 1 else run_several
+    start(chosen, progress, None if path is None else made, options.event_log, path if options.watch else None, logged)
 
 
 def chosen_config(options: ServeOptions, flags: EngineFlags, words: tuple[str, ...] = ()) -> "GatewayConfig":

@@ -161,7 +161,7 @@ class PlanFlags:
     level: Level = "gateway"
     """gateway: modelled service times, within 15 % of the engine's own; real gaps between tokens may be longer. step:
     every step of every engine, by its own batcher, which takes longer."""
-    price: Annotated[float | None, Parameter(group=REPORT)] = None
+    price: Annotated[float | None, Parameter(group=REPORT, validator=validators.Number(gte=0))] = None
     """Price of one replica for an hour, in any currency."""
     json: File = None
     """File for the plan."""
