@@ -51,6 +51,7 @@ class SimTicket:
         "output",
         "queue_s",
         "quote",
+        "relegated_from",
         "replica",
         "request",
         "retry_s",
@@ -74,6 +75,8 @@ class SimTicket:
         """Choices that the replica has not finished."""
         self.replica: SimulatedReplica | None = None
         """The replica that has the request, or had it last; None: none yet."""
+        self.relegated_from = ""
+        """The lane in which the request could not be in time; empty: it is in its own."""
         self.attempts = 0
         self.cold = False
         self.woke_s = 0.0
@@ -221,6 +224,8 @@ class SimGateway:
             ticket.uncached = command.uncached
             ticket.quote = command.quote
             if command.lane:
+                if command.lane != ticket.request.lane:
+                    ticket.relegated_from = ticket.relegated_from or ticket.request.lane
                 ticket.request = ticket.request.but(lane=command.lane, ttft_s=None)
             replica.submit(ticket)
         elif isinstance(command, Hedge):

@@ -6,6 +6,7 @@ The same inputs and seed give the same results, on any machine.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -90,6 +91,15 @@ class Books:
         self.first_at: float | None = None
         self.last_at = 0.0
         self._by_stream = by_stream
+        self._relegated: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def notes(self) -> list[str]:
+        """What figures by lane do not say: how many requests waited in another lane than their own."""
+        return [
+            f"{count} of {lane} would have been late there and waited as {other}: they count as {other}"
+            for (lane, other), count in sorted(self._relegated.items())
+        ]
 
     def close(self, ticket: SimTicket, outcome: Outcome, now: float) -> None:
         arrival, first = ticket.arrival, ticket.first_at
@@ -97,6 +107,8 @@ class Books:
         if self.first_at is None or at < self.first_at:
             self.first_at = at
         self.last_at = now
+        if ticket.relegated_from:
+            self._relegated[ticket.relegated_from, ticket.request.lane] += 1
         lane = arrival.label if self._by_stream else ticket.request.lane
         if outcome is not Outcome.COMPLETED or first is None:
             self.rows.add(
@@ -181,7 +193,11 @@ def run(
     limits = tuple(replica.limit for replica in seen.replicas.values())
     first_at = books.first_at or 0.0
     results = books.rows.results(
-        title, source="simulation", promises=promised(config), facts=_facts(fleet, seed, level)
+        title,
+        source="simulation",
+        promises=promised(config),
+        facts=_facts(fleet, seed, level),
+        notes=() if by_stream else books.notes,
     )
     return Simulated(
         results=results,
