@@ -7,7 +7,7 @@ killed in the middle of a frame.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 import msgspec
@@ -161,7 +161,7 @@ def packed(request: Request) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def unpacked(found: tuple[Any, ...], cached: CachedTokens | None = None) -> Request:
+def unpacked(found: Iterable[Any], cached: CachedTokens | None = None) -> Request:
     """The Request of what `packed` made. `cached`: how much of its prompt replicas have; None: as the other end
     knew."""
     (
