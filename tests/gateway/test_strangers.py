@@ -85,7 +85,8 @@ def spelled(path: str) -> str:
 
 def asked(url: str, route: Route, headers: dict[str, str]) -> int:
     method, path = route
-    typed = {"content-type": "application/json"} if method == "POST" else {}
+    kind = "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"
+    typed = {"content-type": kind} if method == "POST" else {}
     return call(url, method, spelled(path), {**typed, **headers}, b"{}" if method == "POST" else None)[0]
 
 
