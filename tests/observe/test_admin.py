@@ -392,7 +392,7 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
         state = await it.json("/admin/state")
         assert set(state) == {
             "now", "version", "uptime_s", "keyed", "lanes", "replicas", "alerts", "findings", "slowest", "totals",
-            "fleet", "rollouts", "shared", "outage", "verdict", "troubles",
+            "fleet", "rollouts", "shared", "outage", "verdict", "troubles", "batches",
         }  # fmt: skip
         fast = state["lanes"][0]
         assert (fast["name"], fast["waiting"], fast["running"]) == ("fast", 0, 0)
