@@ -51,11 +51,20 @@ def read_from_a_file(cls: type, seen: set[type]) -> set[type]:
 CONFIG = sorted(read_from_a_file(GatewayConfig, set()), key=lambda cls: cls.__name__)
 
 
+OPTIONAL = ("grpc", "torch", "triton")
+"""Libraries of extras: where one is missing, the modules that need it are left out. They decode nothing."""
+
+
 def structs() -> list[type[msgspec.Struct]]:
     """Every Struct of the package. What runs inside vLLM needs vLLM, is not compiled, and decodes nothing."""
     for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
-        if not module.name.startswith("headgate.vllm."):
+        if module.name.startswith("headgate.vllm."):
+            continue
+        try:
             importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in OPTIONAL:
+                raise
     found: set[type[msgspec.Struct]] = set()
     look = [msgspec.Struct]
     while look:

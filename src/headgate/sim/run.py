@@ -192,13 +192,8 @@ def run(
     seen = dispatcher.view(world.now)
     limits = tuple(replica.limit for replica in seen.replicas.values())
     first_at = books.first_at or 0.0
-    results = books.rows.results(
-        title,
-        source="simulation",
-        promises=promised(config),
-        facts=_facts(fleet, seed, level),
-        notes=() if by_stream else books.notes,
-    )
+    facts, notes = _facts(fleet, seed, level), () if by_stream else books.notes
+    results = books.rows.results(title, source="simulation", promises=promised(config), facts=facts, notes=notes)
     return Simulated(
         results=results,
         span_s=max(0.0, books.last_at - first_at),
