@@ -14,7 +14,7 @@ def ticket(
     return SimpleNamespace(
         accepted=SimpleNamespace(request=request),
         timeline=SimpleNamespace(replica=None if replica is None else SimpleNamespace(id=replica), since=2.0),
-        relay=SimpleNamespace(first_at=first_at, events=7) if sent else None,
+        so_far=lambda now: SimpleNamespace(first_at=first_at, events=7) if sent else None,
     )
 
 

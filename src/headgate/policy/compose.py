@@ -12,6 +12,7 @@ from headgate.policy.answers.output import Output
 from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import StepTime
+from headgate.policy.batching.ledger import KvLedger
 from headgate.policy.batching.move_time import MoveTime
 from headgate.policy.batching.paged import PagedLedger
 from headgate.policy.dispatch.dispatcher import Dispatcher, DispatchSettings
@@ -77,9 +78,18 @@ def batcher_for(
         host_blocks=host_tokens_of(slots, slot_tokens, host_tokens) // block_tokens,
         block_tokens=block_tokens,
     )
+    return batcher_over(ledger, batch or BatchConfig(), step_s, move_s)
+
+
+def batcher_over(
+    ledger: KvLedger,
+    batch: BatchConfig,
+    step_s: tuple[float, float, float, float] | None = None,
+    move_s: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> Batcher:
+    """The same over a ledger that the engine has made, because its memory is laid out by it."""
     moves = MoveTime(*move_s)
-    step_time = StepTime(moves=moves) if step_s is None else StepTime(step_s, moves)
-    return Batcher(batch or BatchConfig(), ledger, step_time)
+    return Batcher(batch, ledger, StepTime(moves=moves) if step_s is None else StepTime(step_s, moves))
 
 
 def host_tokens_of(slots: int, slot_tokens: int, host_tokens: int | None) -> int:

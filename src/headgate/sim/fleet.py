@@ -70,10 +70,14 @@ class SimFleet:
     members: tuple[SimGroup, ...]
     failures: tuple[Failure, ...] = ()
     delays: Delays = field(default_factory=Delays)
+    named: tuple[SimSeat, ...] = ()
+    """Where the replicas of `members` have names of their own, those of pools; empty: they are numbered."""
 
     @property
     def seats(self) -> list[SimSeat]:
-        found: list[SimSeat] = []
+        found: list[SimSeat] = list(self.named)
+        if found:
+            return found
         for member in self.members:
             slots = None if member.find_slots else member.slots or member.profile.slots
             for _ in range(member.count):

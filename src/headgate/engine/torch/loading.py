@@ -22,9 +22,7 @@ from headgate.engine.torch.vocabulary import tokenizer_in
 from headgate.engine.torch.weights import Weights, read_weights
 from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
-from headgate.policy.batching.batch import Batcher
-from headgate.policy.batching.estimate import StepTime
-from headgate.policy.compose import BLOCK_TOKENS
+from headgate.policy.compose import BLOCK_TOKENS, batcher_over
 
 SLOTS: Final = {"cuda": 128, "cpu": 8}
 """Sequences at once, if the config does not say."""
@@ -96,7 +94,7 @@ def torch_engine(
     ahead = device.type == "cuda"
     runner = TorchRunner(model, ledger, ends=tokenizer.eog, step_tokens=batch.step_tokens, ahead=ahead, clock=clock)
     runner.record()
-    batcher = Batcher(batch, ledger, StepTime(FIRST_STEP_S[device.type]))
+    batcher = batcher_over(ledger, batch, FIRST_STEP_S[device.type])
     engine = AheadEngine(runner, tokenizer, batcher, clock, sink)
     return engine, Intake(config, tokenizer, ledger.longest, ids, rng)
 

@@ -44,29 +44,19 @@ class PoolMix:
         return {"counts": self.counts, "kept": self.kept, "cost_per_hour": self.cost}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PooledFleet(SimFleet):
-    """A fleet whose groups are pools, in the same order as `members`."""
-
-    pools: tuple[PoolConfig, ...]
-
-    @property
-    def seats(self) -> list[SimSeat]:
-        found = []
-        for pool, member in zip(self.pools, self.members, strict=True):
-            slots = member.slots or member.profile.slots
-            for number in range(member.count):
-                name = f"{pool.name}-{number}"
-                made = Replica(
-                    id=name, url=f"http://{name}", kind="headgate", slots=slots, lanes=pool.lanes, price=pool.price
-                )
-                found.append(SimSeat(made, member))
-        return found
+def _seats(pool: PoolConfig, member: SimGroup) -> list[SimSeat]:
+    """The replicas of a pool, named after it."""
+    slots, found = member.slots or member.profile.slots, []
+    for number in range(member.count):
+        name = f"{pool.name}-{number}"
+        made = Replica(id=name, url=f"http://{name}", kind="headgate", slots=slots, lanes=pool.lanes, price=pool.price)
+        found.append(SimSeat(made, member))
+    return found
 
 
 def fleet_of_pools(
     config: GatewayConfig, profile: Profile, counts: dict[str, int] | None = None, cold_start_s: float = 0.0
-) -> PooledFleet:
+) -> SimFleet:
     """The pools with these numbers of replicas. `counts` None: the fewest that serve. `profile`: that of pools that
     emulate nothing."""
     pools = one_model(config).fleet.pools
@@ -74,7 +64,8 @@ def fleet_of_pools(
     members: list[SimGroup] = [
         replace(member_of(config, pool, profile, cold_start_s), count=numbers[pool.name]) for pool in pools
     ]
-    return PooledFleet(members=tuple(members), pools=pools)
+    named = [seat for pool, member in zip(pools, members, strict=True) for seat in _seats(pool, member)]
+    return SimFleet(members=tuple(members), named=tuple(named))
 
 
 def cheapest_mix(
