@@ -33,7 +33,7 @@ SEEDS = (21, 22, 23)
 """Settings were looked at with seeds 1 and 2."""
 SECONDS, BUSY_PER_S, BURST_S, IDLE_S = 60.0, 60.0, 10.0, 10.0
 MOST_SECONDS = 15.0
-"""Seconds of the runs that have no chats. Filled without any pacing, a fleet soon refuses, and does less."""
+"""Seconds of the runs that have no chats. Over 60 s the fleet does a third as much; why is not known."""
 MOST_TTFT, LEAST_HARVEST = 1.05, 0.9
 Measured = dict[str, Any]
 
